@@ -217,6 +217,8 @@ COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth
 
 # --- cli ------------------------------------------------------------------------------------------
 
+ID_CHARS = 12  # of an id that is shown: the time in it, to the millisecond
+TEXT_COLUMNS = 12  # of a text in a table, at least; with less room its column is left out
 COMMAND_SECONDS = 150.0  # for an answer of the gateway: longer than a call waits for a person
 CHECK_SECONDS = 10.0  # for definitions that `gateway check` has to read, all of them together
 BRIDGE_CALL_SECONDS = 600.0  # for an answer, progress included

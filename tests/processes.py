@@ -74,6 +74,7 @@ def _run(
     words: tuple[str, ...], cwd: str, variables: dict[str, str], stdout: Any, stderr: Any
 ) -> None:
     os.environ.update(variables)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     for stream, number in ((stdout, 1), (stderr, 2)):
         os.dup2(stream.detach(), number)
     os.chdir(cwd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.remote import show_progress
+from gateway.cli.terminal import show_progress
 
 
 def test_connections_are_plain_lines_where_there_is_no_terminal_and_one_is_not_worth_a_word(

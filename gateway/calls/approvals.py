@@ -46,7 +46,13 @@ from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, Find
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused
-from gateway.limits import CALLS_PER_PRINCIPAL, MAX_QUOTE_CHARS, MOMENT_SECONDS, SESSION_SECONDS
+from gateway.limits import (
+    CALLS_PER_PRINCIPAL,
+    ID_CHARS,
+    MAX_QUOTE_CHARS,
+    MOMENT_SECONDS,
+    SESSION_SECONDS,
+)
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
@@ -375,7 +381,11 @@ async def _say_progress(attempt: Attempt, approval: Approval) -> None:
     if attempt.caller.progress is not None:
         waited = round(time.time() - approval.created_at, 1)
         total = round(approval.expires_at - approval.created_at, 1)
-        text = f"Waiting for a person to approve {approval.tool}"
+        on = attempt.snapshot
+        who = "anybody on this machine" if on.settings.auth.mode == "none" else "an admin"
+        who += "" if on.permissions.self_approval else f" other than {approval.principal}"
+        text = f"Waiting for a person to approve {approval.tool}: {who} can"
+        text += f" (approval {approval.id[:ID_CHARS]})"
         await attempt.caller.progress(waited, total, text)
 
 

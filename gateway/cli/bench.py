@@ -17,7 +17,8 @@ import aiohttp
 import orjson
 import typer
 
-from gateway.cli.remote import META, VERSION, JsonOption, Remote, TokenOption, fail, remote
+from gateway.cli.remote import META, VERSION, JsonOption, Remote, TokenOption, remote
+from gateway.cli.terminal import fail
 from gateway.limits import (
     FETCH_SECONDS,
     MOMENT_SECONDS,

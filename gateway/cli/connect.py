@@ -20,7 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.remote import TokenOption, UrlOption, fail, remote
+from gateway.cli.remote import TokenOption, UrlOption, remote
+from gateway.cli.terminal import fail
 
 Entry = dict[str, Any]
 

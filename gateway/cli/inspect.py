@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -23,15 +24,16 @@ from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, prove
 from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.discover import Discoverer, Fetcher, Look, source_of
+from gateway.catalog.discover import Discoverer, Fetcher, Look, is_inline, is_url, source_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, previewed
-from gateway.cli.remote import show_table
+from gateway.cli.terminal import show_table
 from gateway.config.connection import (
     NAME_PATTERN,
     ArmConnection,
     Connection,
     ManifestConnection,
     McpConnection,
+    OpenApiConnection,
 )
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Limits, Settings
@@ -204,31 +206,80 @@ def _manifest_problems(settings: Settings, config: Path) -> Iterator[str]:
             yield from error.problems
 
 
+def _missing_files(settings: Settings, folder: Path) -> Iterator[tuple[str, str]]:
+    """Files that are named and not there (yet): the gateway starts without them."""
+    named = {"auth.jwks_file": settings.auth.jwks_file}
+    for name, connection in settings.connections.items():
+        if isinstance(connection, OpenApiConnection):
+            is_path = not is_inline(connection.spec) and not is_url(connection.spec)
+            named[f"connections.{name}.spec"] = connection.spec if is_path else None
+        elif isinstance(connection, McpConnection) and connection.command:
+            named[f"connections.{name}.cwd"] = connection.cwd
+            here, command = folder / (connection.cwd or ""), connection.command
+            path = connection.env.get("PATH")
+            if not shutil.which(command, path=path) and not (here / command).exists():
+                yield f"connections.{name}.command", f"there is no command {command}"
+    for where, file in named.items():
+        if file and not (folder / file).exists():
+            yield where, f"there is no {folder / file}"
+
+
+def count(settings: Settings) -> dict[str, int]:
+    """How much of what a configuration has."""
+    return {
+        "connections": len(settings.connections) + settings.demo.enabled,
+        "principals": len(settings.principals),
+        "bundles": len(settings.bundles),
+    }
+
+
 # --- names that match nothing ---------------------------------------------------------------------
 
 
 async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str]]:
     """What this configuration says and what would not hold, as (key path, what is wrong)."""
-    folder, found = config.parent, list[tuple[str, str]]()
+    folder = config.parent
+    found = list(_missing_files(settings, folder))
+    missing = {where.split(".")[1] for where, _ in found}
     async with (
         _reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
         _stored(settings, folder, found) as stored,
     ):
         catalog = await _load(settings, discoverer, stored)
         states = catalog.current.connections.values()
-        names = [state.name for state in states if _is_worth_reading(catalog.current, state)]
+        worth = [state.name for state in states if _is_worth_reading(catalog.current, state)]
+        names = [name for name in worth if name not in missing]
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 reports = await catalog.refresh(names, by="check")
                 found += [(f"connections.{r.name}", r.error) for r in reports if r.error]
         snapshot = catalog.current
     found += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
+    found += [each for each in _overridden(snapshot) if each[0] not in dict(found)]
     return found + [
         (f"connections.{name}.{problem.where}", problem.message)
         for name, state in snapshot.connections.items()
         for problem in state.problems
         if problem.configured
     ]
+
+
+def _overridden(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """What config.toml says and the store has otherwise, so that the store's counts."""
+    settings, put = snapshot.settings, snapshot.stored_permissions
+    for key, written in settings.permissions:
+        if put is not None and getattr(put, key) != written:
+            said = f"{getattr(put, key)}, " if isinstance(written, str | float | int) else ""
+            yield (
+                f"permissions.{key}",
+                f"the store overrides it: {said}put at run time, counts until DELETE "
+                "/api/v1/permissions",
+            )
+    for (name, connection), level in snapshot.choices.items():
+        principal = settings.principals.get(name)
+        if principal and principal.connections.get(connection, level) != level:
+            where = f"principals.{name}.connections.{connection}"
+            yield where, f"the store overrides it: {name} chose {level}"
 
 
 class Unkept(StoredCatalog):

@@ -10,23 +10,24 @@ import asyncio
 import gc
 import hashlib
 import logging
+import re
 import secrets
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from gateway import __version__
-from gateway.cli import manage
+from gateway.cli import manage, tools
 from gateway.cli.bench import bench
 from gateway.cli.connect import connect
-from gateway.cli.remote import JsonOption, fail, show_json, show_progress, show_table, stdio
-from gateway.config.connection import McpConnection
-from gateway.config.reading import read_settings
-from gateway.config.settings import Settings, check_whole
+from gateway.cli.remote import JsonOption, stdio
+from gateway.cli.terminal import Tell, fail, note, show_json, show_progress, show_table, working
 from gateway.errors import ConfigInvalid, GatewayError
-from gateway.telemetry import set_up
 
 app = typer.Typer(
     name="gateway",
@@ -56,20 +57,36 @@ def serve(
 
     Example: `gateway serve --config config.toml --port 0`
     """
-    settings = read_settings(config)
+    from gateway.config.settings import check_whole
+
+    settings = _load(config)
     over = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     settings = settings.model_copy(update={"server": settings.server.model_copy(update=over)})
     if problems := check_whole(settings):
         raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
-    set_up()
     if settings.server.workers > 1 and not worker:
         from gateway.server import supervise
 
         sys.exit(supervise(settings, config.resolve()))
     gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
-    from gateway.app import serve as serve_here
+    with ExitStack() as starting:
+        starting.enter_context(working("Starting the gateway"))
+        from gateway.app import serve as serve_here
 
-    serve_here(settings, config.resolve(), show_progress, worker=worker)
+        def loading(total: int) -> Tell:
+            starting.close()
+            return show_progress(total)
+
+        serve_here(settings, config.resolve(), loading, worker=worker)
+
+
+def _load(config: Path, level: int = logging.INFO) -> Any:
+    """The settings in a file; what happens is logged from this level on."""
+    from gateway.config.reading import read_settings
+    from gateway.telemetry import set_up
+
+    set_up(level)
+    return read_settings(config)
 
 
 @app.command()
@@ -89,10 +106,10 @@ def check(
 
     Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
     """
-    from gateway.cli.inspect import check_files, find_problems, rehearse_recorded
+    from gateway.cli.inspect import check_files, count, find_problems, rehearse_recorded
 
     try:
-        settings = read_settings(config)
+        settings = _load(config, logging.ERROR)
         check_files(settings, config)
     except ConfigInvalid as error:
         if as_json:
@@ -104,30 +121,52 @@ def check(
         if as_json:
             show_json({"valid": True, "replayed": rows})
             return
-        columns = "tool principal status outcome reason execution"
-        show_table(rows, columns, status="Was", outcome="Would be", reason="Why")
-        print(f"{len(rows)} of the last {replay} recorded calls would not simply have gone through")
+        columns = "tool outcome reason principal status execution"
+        words = f"{len(rows)} of the last {replay} recorded calls would not have gone through"
+        show_table(rows, columns, words, status="Was", outcome="Would be", reason="Why")
+        print(words)
         return
-    set_up(logging.ERROR)
-    warnings = asyncio.run(find_problems(settings, config.resolve()))
-    _report_check(settings, config, warnings, as_json)
-
-
-def _report_check(
-    settings: Settings, config: Path, warnings: list[tuple[str, str]], as_json: bool
-) -> None:
-    counts = {
-        "connections": len(settings.connections) + settings.demo.enabled,
-        "principals": len(settings.principals),
-        "bundles": len(settings.bundles),
-    }
+    with working("Reading what the configuration names"):
+        warnings = asyncio.run(find_problems(settings, config.resolve()))
     if as_json:
         shown = [{"where": where, "message": message} for where, message in warnings]
-        show_json({"valid": True, **counts, "warnings": shown})
+        show_json({"valid": True, **count(settings), "warnings": shown})
         return
-    for where, message in warnings:
-        print(f"{config}: warning: {where}: {message}")
-    print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in counts.items())})")
+    for problem in with_lines([f"{config}: {where}: {what}" for where, what in warnings]):
+        print(problem.replace(": ", ": warning: ", 1))
+    print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in count(settings).items())})")
+
+
+def with_lines(problems: Iterable[str]) -> Iterator[str]:
+    """Problems of a file (`FILE: KEY: what`), each with the line of the file that it is about."""
+    for problem in problems:
+        file, _, rest = problem.partition(": ")
+        key, path = rest.partition(": ")[0], Path(file)
+        line = line_of(path.read_text("utf-8-sig", "replace"), key) if path.is_file() else None
+        yield f"{problem} (line {line})" if line else problem
+
+
+HEADER = re.compile(r"\s*(\[\[?)([^\[\]=]+)\]")
+BARE = re.compile(r"[\"'\s]")  # what problems spell a path without
+KEY = re.compile(r"""\s*([\w."' -]+?)\s*=""")
+
+
+def line_of(text: str, key: str) -> int | None:
+    """The line of a TOML file that says the most of a key's path; None: none says any of it."""
+    table, found, known, tables = "", None, 0, Counter[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := HEADER.match(line):
+            path = table = BARE.sub("", header[2])
+            if header[1] == "[[":
+                tables[path] += 1
+                path = table = f"{path}.{tables[path] - 1}"
+        elif assigned := KEY.match(line):
+            path = f"{table}.{BARE.sub('', assigned[1])}".lstrip(".")
+        else:
+            continue
+        if f"{key}.".startswith(f"{path}.") and len(path) > known:
+            found, known = number, len(path)
+    return found
 
 
 @app.command()
@@ -151,12 +190,13 @@ def inspect(
     Examples: `gateway inspect openapi.yaml`, `gateway inspect greenhouse --kind manifest --json`
     """
     from gateway.cli.inspect import preview, print_preview
+    from gateway.config.settings import Settings
 
-    set_up(logging.WARNING)
     # The configuration, where there is one, says where we may go and names connections.
-    settings = read_settings(config) if config.exists() else Settings()
+    settings = _load(config, logging.WARNING) if config.exists() else Settings()
     try:
-        found = asyncio.run(preview(what, kind, settings, config.resolve().parent))
+        with working(f"Reading {what}"):
+            found = asyncio.run(preview(what, kind, settings, config.resolve().parent))
     except GatewayError as error:
         if as_json:
             show_json({"error": error.as_dict()})
@@ -183,14 +223,17 @@ def discover(
     Example: `gateway discover bookings`
     """
     from gateway.cli.inspect import look_at_servers, print_drift
+    from gateway.config.connection import McpConnection
 
-    set_up(logging.WARNING)
-    settings = read_settings(config)
+    settings = _load(config, logging.WARNING)
     servers = {n: c for n, c in settings.connections.items() if isinstance(c, McpConnection)}
     if connection and connection not in servers:
         fail(f"{connection} is not an MCP server here; known: {', '.join(servers) or 'none'}", 2)
     chosen = {connection: servers[connection]} if connection else servers
-    reports = asyncio.run(look_at_servers(settings, config.parent, chosen))
+    with working(f"Asking {', '.join(chosen)}"):
+        reports = asyncio.run(look_at_servers(settings, config.parent, chosen))
+    if not reports:
+        note("There is no MCP server in the configuration, so there is nothing to discover.")
     show_json(reports) if as_json else print_drift(reports)
     if any(report["drift"] or report["error"] for report in reports):
         raise typer.Exit(1)
@@ -207,9 +250,11 @@ def doctor(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """
     from gateway.cli.doctor import as_json as shown
     from gateway.cli.doctor import examine
+    from gateway.telemetry import set_up
 
     set_up(logging.CRITICAL)
-    findings, code = examine(config)
+    with working("Looking at what the gateway stands on"):
+        findings, code = examine(config)
     show_json(shown(findings)) if as_json else print(*(each.line for each in findings), sep="\n")
     raise typer.Exit(code)
 
@@ -295,7 +340,7 @@ def _make_token() -> tuple[str, str]:
 app.command()(stdio)
 app.command()(connect)
 app.command()(bench)
-app.add_typer(manage.top)
+app.add_typer(tools.top)
 app.add_typer(manage.connections, name="connections")
 app.add_typer(manage.approvals, name="approvals")
 app.add_typer(manage.credentials, name="credentials")
@@ -319,13 +364,13 @@ def _options(
     pass
 
 
-def main() -> None:
-    """The console script."""
+def run() -> None:
+    """Runs the command that was typed; our errors are words and an exit code."""
     try:
-        app()
+        app(prog_name="gateway")
     except ConfigInvalid as error:
-        print(error, file=sys.stderr)
+        note("\n".join(with_lines(error.problems)))
         sys.exit(2)
     except GatewayError as error:
-        print(f"{error.message}\n{error.hint}".strip(), file=sys.stderr)
+        note(f"{error.message}\n{error.hint}".strip())
         sys.exit(1)

@@ -1,24 +1,20 @@
-"""The commands that talk to a running gateway: its tools as an MCP client sees them, and the REST
-API from a terminal (connections, approvals, changes, executions).
-"""
+"""A running gateway's REST API from a terminal: connections, approvals, changes, executions."""
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 import webbrowser
 from getpass import getpass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import orjson
 import typer
 
-from gateway.cli.remote import Remote, fail, remote_command, segment, show_progress, show_table
-from gateway.limits import MOMENT_SECONDS, SIGN_IN_SECONDS
-from gateway.naming import token_cost
+from gateway.cli.remote import Remote, completes, remote_command, segment
+from gateway.cli.terminal import fail, note, show_details, show_progress, show_table, span
+from gateway.cli.tools import parse_arguments, tool_names
+from gateway.limits import LIVE_SECONDS, MOMENT_SECONDS, SIGN_IN_SECONDS
 
-top = typer.Typer()  # its commands stand beside `gateway serve`
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
 credentials = typer.Typer(help="What you sign in to as yourself.", no_args_is_help=True)
 grants = typer.Typer(help="What clients were given at the front door.", no_args_is_help=True)
@@ -26,112 +22,27 @@ approvals = typer.Typer(help="Calls that wait for a person.", no_args_is_help=Tr
 changes = typer.Typer(help="What refreshes brought, and what is held.", no_args_is_help=True)
 executions = typer.Typer(help="Past and running calls.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="The connection's name.")]
-Id = Annotated[str, typer.Argument(help="Its id.")]
+connection_names = completes("/connections", "name")
 
 
-# --- tools ----------------------------------------------------------------------------------------
+def _an_id(path: str, by: str = "id", **query: str) -> Any:
+    """An argument that may be the start of an id which no other has."""
+    words = "Its id, or a start of it that no other has."
+    return typer.Argument(help=words, autocompletion=completes(path, by, **query))
 
 
-@remote_command(top, "tools")
-def list_tools(
-    gateway: Remote,
-    search: Annotated[
-        list[str] | None, typer.Argument(help="Words for what you want to do, or part of a name.")
-    ] = None,
-) -> None:
-    """List the tools you can call, or find the ones for a task.
-
-    Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
-    """
-    listed = _tools(gateway)
-    if words := " ".join(search or ()):
-        listed = _found(gateway, words, {tool["name"]: tool for tool in listed})
-    rows = [
-        {
-            "name": tool["name"],
-            "title": tool.get("title", ""),
-            "access": "read" if tool.get("annotations", {}).get("readOnlyHint") else "write",
-            "tokens": f"≈{token_cost(orjson.dumps(tool))}",
-        }
-        for tool in listed
-    ]
-    gateway.show(listed, lambda: show_table(rows, "name title access tokens", name="Tool"))
-
-
-@remote_command(top, "call")
-def call_tool(
-    gateway: Remote,
-    name: Annotated[str, typer.Argument(help="The tool's name.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="key=value …, or one JSON object.")
-    ] = None,
-) -> None:
-    """Call a tool.
-
-    Values that read as JSON are taken as such (`limit=5`, `tags='["a"]'`), others as text.
-
-    Examples: `gateway call demo_search_books q=time`, `gateway call demo_get_book '{"id": 3}'`
-    """
-    given = {"name": name, "arguments": _parse_arguments(arguments or [])}
-    answer = gateway.mcp("tools/call", given, name)
-    if error := answer.get("error"):
-        fail(error.get("message", "the call was refused") + _suggestion(gateway, name, error))
-    result = answer["result"]
-    parts = (p.get("text") or f"[{p['type']} {p.get('mimeType', '')}]" for p in result["content"])
-    gateway.show(result, lambda: print(*parts, sep="\n"))
-    if result.get("isError"):
-        raise typer.Exit(1)
-
-
-def _tools(gateway: Remote) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    cursor: str | None = None
-    while True:
-        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
-        if error := answer.get("error"):
-            fail(error.get("message", "the list was refused"))
-        found += answer["result"]["tools"]
-        cursor = answer["result"].get("nextCursor")
-        if cursor is None:
-            return found
-
-
-def _found(gateway: Remote, words: str, tools: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that a search by words finds, best first; then those whose name has the words in it."""
-    answer = gateway.rest("GET", "/tools", query={"search": words, "limit": "500"})
-    literal = (name for name in tools if words.lower() in name.lower())
-    names = dict.fromkeys((*(row["name"] for row in answer["tools"]), *literal))
-    return [tools[name] for name in names if name in tools]
-
-
-def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
-    if error.get("code") != -32602:  # JSON-RPC: what is answered where a name is no tool
-        return ""
-    known = [tool["name"] for tool in _tools(gateway)]
-    if name in known:
-        return ""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"\nDid you mean {', '.join(close)}?" if close else "\n`gateway tools` lists yours."
-
-
-def _parse_arguments(arguments: list[str]) -> dict[str, Any]:
-    """The values that a command line gives: key=value …, or one JSON object."""
-    if len(arguments) == 1 and arguments[0].lstrip().startswith("{"):
-        value = _json_or_text(arguments[0])
-        return value if isinstance(value, dict) else fail("that is not a JSON object", 2)
-    pairs = [argument.partition("=") for argument in arguments]
-    for key, separator, _ in pairs:
-        if not separator or not key:
-            fail(f"{key!r} is not key=value", 2)
-    return {key: _json_or_text(text) for key, _, text in pairs}
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+Name = Annotated[
+    str, typer.Argument(help="The connection's name.", autocompletion=connection_names)
+]
+Own = Annotated[str, _an_id("/credentials", "connection")]
+Approval = Annotated[str, _an_id("/approvals")]
+Standing = Annotated[str, _an_id("/standing-grants")]
+Grant = Annotated[str, _an_id("/grants")]
+Change = Annotated[str, _an_id("/changes", status="held")]
+Execution = Annotated[str, _an_id("/executions")]
+Status = Literal[
+    "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
+]
 
 
 # --- connections ----------------------------------------------------------------------------------
@@ -143,9 +54,21 @@ def list_connections(gateway: Remote) -> None:
 
     Example: `gateway connections list`
     """
-    found = gateway.list_rows("/connections", "name kind status effective_access tools tokens")
+    columns = "name status kind tools effective_access tokens last_refresh"
+    empty = "Nothing is connected.\n`gateway connections put NAME spec=URL` connects an API."
+    found = gateway.list_rows("/connections", columns, empty)
     for problem in () if gateway.as_json else found["problems"]:
-        print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
+        note(f"{problem['where']}: {problem['message']}")
+
+
+@remote_command(connections, "show")
+def show_connection(gateway: Remote, name: Name) -> None:
+    """Show one connection: its state, its settings with secrets masked, and its problems.
+
+    Example: `gateway connections show shop`
+    """
+    found = gateway.rest("GET", f"/connections/{segment(name)}")
+    gateway.show(found, lambda: show_details(found))
 
 
 @remote_command(connections, "put")
@@ -159,7 +82,7 @@ def put_connection(
 
     Example: `gateway connections put shop kind=openapi spec=https://shop.example/openapi.json`
     """
-    values = _parse_arguments(settings) | ({"dry_run": True} if dry_run else {})
+    values = parse_arguments(settings) | ({"dry_run": True} if dry_run else {})
     answer = gateway.rest("PUT", f"/connections/{segment(name)}", values)
     if dry_run:
         columns = "name access method path"
@@ -171,7 +94,10 @@ def put_connection(
 @remote_command(connections, "refresh")
 def refresh_connections(
     gateway: Remote,
-    name: Annotated[str | None, typer.Argument(help="One connection; default: all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One connection; default: all.", autocompletion=connection_names),
+    ] = None,
 ) -> None:
     """Read definitions again.
 
@@ -214,13 +140,15 @@ def list_approvals(gateway: Remote) -> None:
 
     Example: `gateway approvals list`
     """
-    gateway.list_rows("/approvals", "id tool principal risk method url arguments")
+    columns = "id tool principal risk expires_at arguments method url"
+    empty = "No call waits for a decision.\n`gateway executions list` shows what became of others."
+    gateway.list_rows("/approvals", columns, empty)
 
 
 @remote_command(approvals, "approve")
 def approve(
     gateway: Remote,
-    id: Id,
+    id: Approval,
     always: Annotated[
         bool, typer.Option(help="Also for later calls of this session, or of this client.")
     ] = False,
@@ -229,18 +157,44 @@ def approve(
 
     Example: `gateway approvals approve 01a1…`
     """
-    decision = "always_allow" if always else "approve"
-    words = decision.replace("_", " ")
-    gateway.act("POST", f"/approvals/{segment(id)}", words, {"decision": decision})
+    decided = _decide(gateway, id, "always_allow" if always else "approve")
+    gateway.show(decided, lambda: print(f"Approved: {_become_of(gateway, decided)}"))
+    if always and not gateway.as_json:
+        print("Later calls are not asked about: `gateway approvals grants` lists what is allowed.")
 
 
 @remote_command(approvals, "deny")
-def deny(gateway: Remote, id: Id) -> None:
+def deny(gateway: Remote, id: Approval) -> None:
     """Refuse a call.
 
     Example: `gateway approvals deny 01a1…`
     """
-    gateway.act("POST", f"/approvals/{segment(id)}", "deny", {"decision": "deny"})
+    decided = _decide(gateway, id, "deny")
+    gateway.show(decided, lambda: print(f"Denied: {decided['tool']} was not called."))
+
+
+def _decide(gateway: Remote, id: str, decision: str) -> Any:
+    path = f"/approvals/{segment(gateway.find_id('/approvals', id))}"
+    return gateway.rest("POST", path, {"decision": decision})
+
+
+def _become_of(gateway: Remote, decided: dict[str, Any]) -> str:
+    """What an approved call has come to, once it had a moment."""
+    tool, ends = decided["tool"], time.monotonic() + MOMENT_SECONDS
+    while True:
+        found = gateway.rest("GET", f"/executions/{segment(decided['execution_id'])}")
+        going_on = found["status"] in ("pending_confirmation", "executing")
+        if not going_on or time.monotonic() > ends:
+            break
+        time.sleep(LIVE_SECONDS)
+    if found["status"] == "completed":
+        return f"{tool} was called, and has completed."
+    if found["status"] == "pending_confirmation":
+        left = span(decided["expires_at"] - time.time())
+        return f"nobody waits for {tool} now; the same call goes through within {left}."
+    error = (found["result"] or {}).get("error") or {}
+    said = f": {error['message']}" if error.get("message") else ""
+    return f"{tool} is {found['status']}{said}. `gateway executions show {found['id']}` has more."
 
 
 @remote_command(approvals, "grants")
@@ -249,15 +203,18 @@ def list_grants(gateway: Remote) -> None:
 
     Example: `gateway approvals grants`
     """
-    gateway.list_rows("/standing-grants", "id tool principal client session granted_by expires_at")
+    columns = "id tool principal expires_at granted_by client session"
+    empty = "Nothing is always allowed.\n`gateway approvals approve ID --always` allows a tool."
+    gateway.list_rows("/standing-grants", columns, empty)
 
 
 @remote_command(approvals, "revoke")
-def revoke_grant(gateway: Remote, id: Id) -> None:
+def revoke_grant(gateway: Remote, id: Standing) -> None:
     """End what is always allowed: the next call is asked about again.
 
     Example: `gateway approvals revoke 01a1…`
     """
+    id = gateway.find_id("/standing-grants", id)
     gateway.act("DELETE", f"/standing-grants/{segment(id)}", "{tool} is asked about again")
 
 
@@ -270,15 +227,18 @@ def list_oauth_grants(gateway: Remote) -> None:
 
     Example: `gateway grants list`
     """
-    gateway.list_rows("/grants", "id client_name principal resource scope last_used_at")
+    columns = "id client_name principal last_used_at scope resource"
+    empty = "No client was let in.\nClients sign people in themselves where auth.mode is oauth."
+    gateway.list_rows("/grants", columns, empty)
 
 
 @remote_command(grants, "revoke")
-def revoke_oauth_grant(gateway: Remote, id: Id) -> None:
+def revoke_oauth_grant(gateway: Remote, id: Grant) -> None:
     """End what a client was given: it has to ask its person again.
 
     Example: `gateway grants revoke 01a1…`
     """
+    id = gateway.find_id("/grants", id)
     gateway.act("DELETE", f"/grants/{segment(id)}", "{client_name} is let in no longer")
 
 
@@ -291,19 +251,22 @@ def list_credentials(gateway: Remote) -> None:
 
     Example: `gateway credentials list`
     """
-    gateway.list_rows("/credentials", "connection type per signed_in signed_in_at expires_at")
+    columns = "connection signed_in type per expires_at signed_in_at"
+    empty = "No connection wants anybody to sign in as themselves."
+    gateway.list_rows("/credentials", columns, empty)
 
 
 @remote_command(credentials, "put")
 def put_credential(
     gateway: Remote,
-    name: Name,
+    name: Own,
     username: Annotated[str, typer.Option(help="For a connection that takes a password.")] = "",
 ) -> None:
     """Give a key, token or password of your own, for your calls alone; it is read from stdin.
 
     Example: `gateway credentials put crm < key.txt`
     """
+    name = gateway.find_id("/credentials", name, "connection")
     secret = sys.stdin.readline().strip() if not sys.stdin.isatty() else getpass("Key: ")
     fields = {"token": secret, "value": secret}
     body = {"username": username, "password": secret} if username else fields
@@ -311,11 +274,12 @@ def put_credential(
 
 
 @remote_command(credentials, "sign-in")
-def sign_in(gateway: Remote, name: Name) -> None:
+def sign_in(gateway: Remote, name: Own) -> None:
     """Sign in to a connection as yourself: a terminal opens the browser; waits until you are back.
 
     Example: `gateway credentials sign-in github`
     """
+    name = gateway.find_id("/credentials", name, "connection")
     path = f"/credentials/{segment(name)}"
     before = _signed_in_at(gateway, name)
     link = gateway.rest("POST", f"{path}/sign-in")["sign_in_url"]
@@ -336,11 +300,12 @@ def _signed_in_at(gateway: Remote, name: str) -> float | None:
 
 
 @remote_command(credentials, "delete")
-def delete_credential(gateway: Remote, name: Name) -> None:
+def delete_credential(gateway: Remote, name: Own) -> None:
     """Sign out of a connection: what you gave is forgotten, and its provider told.
 
     Example: `gateway credentials delete github`
     """
+    name = gateway.find_id("/credentials", name, "connection")
     gateway.act("DELETE", f"/credentials/{segment(name)}", "signed out of {connection}")
 
 
@@ -353,25 +318,29 @@ def list_changes(gateway: Remote) -> None:
 
     Example: `gateway changes list`
     """
-    gateway.list_rows("/changes", "id connection tool kind class status reason")
+    columns = "id tool kind class status at reason connection"
+    empty = "No refresh brought a change.\n`gateway connections refresh` reads definitions again."
+    gateway.list_rows("/changes", columns, empty)
 
 
 @remote_command(changes, "accept")
-def accept_change(gateway: Remote, id: Id) -> None:
+def accept_change(gateway: Remote, id: Change) -> None:
     """Serve a held change.
 
     Example: `gateway changes accept 01a1…`
     """
-    gateway.act("POST", f"/changes/{segment(id)}/accept", "accepted")
+    id = gateway.find_id("/changes", id, status="held")
+    gateway.act("POST", f"/changes/{segment(id)}/accept", "{tool} is {status}")
 
 
 @remote_command(changes, "reject")
-def reject_change(gateway: Remote, id: Id) -> None:
+def reject_change(gateway: Remote, id: Change) -> None:
     """Keep serving what was there before a held change.
 
     Example: `gateway changes reject 01a1…`
     """
-    gateway.act("POST", f"/changes/{segment(id)}/reject", "rejected")
+    id = gateway.find_id("/changes", id, status="held")
+    gateway.act("POST", f"/changes/{segment(id)}/reject", "{tool} is {status}")
 
 
 # --- executions -----------------------------------------------------------------------------------
@@ -380,9 +349,14 @@ def reject_change(gateway: Remote, id: Id) -> None:
 @remote_command(executions, "list")
 def list_executions(
     gateway: Remote,
-    status: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
-    tool: Annotated[str | None, typer.Option(help="Only of this tool.")] = None,
-    connection: Annotated[str | None, typer.Option(help="Only of this connection.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only in this state.")] = None,
+    tool: Annotated[
+        str | None, typer.Option(help="Only of this tool.", autocompletion=tool_names)
+    ] = None,
+    connection: Annotated[
+        str | None,
+        typer.Option(help="Only of this connection.", autocompletion=connection_names),
+    ] = None,
     limit: Annotated[int, typer.Option(help="How many.", min=1, max=500)] = 50,
 ) -> None:
     """List calls, newest first.
@@ -391,16 +365,24 @@ def list_executions(
     """
     query = {"status": status, "tool": tool, "connection": connection, "limit": str(limit)}
     given = {key: value for key, value in query.items() if value is not None}
-    gateway.list_rows("/executions", "id tool principal status error_code created_at", given)
+    found = gateway.rest("GET", "/executions", query=given)
+    rows = [row | {"took": _took(row)} for row in found["executions"]]
+    columns = "id tool status created_at took error_code principal"
+    empty = "No such call was made.\n`gateway tools` lists what can be called."
+    gateway.show(found, lambda: show_table(rows, columns, empty))
+
+
+def _took(execution: dict[str, Any]) -> str:
+    milliseconds = (execution["result"] or {}).get("duration_ms")
+    return "" if milliseconds is None else span(milliseconds / 1000)
 
 
 @remote_command(executions, "show")
-def show_execution(gateway: Remote, id: Id) -> None:
+def show_execution(gateway: Remote, id: Execution) -> None:
     """Show one call with its arguments and its result.
 
     Example: `gateway executions show 01a1…`
     """
-    found = gateway.rest("GET", f"/executions/{segment(id)}")
-    shown = {k: v if isinstance(v, str) else orjson.dumps(v).decode() for k, v in found.items()}
-    lines = [f"{key}: {text}" for key, text in shown.items() if found[key] is not None]
-    gateway.show(found, lambda: print("\n".join(lines)))
+    path = f"/executions/{segment(gateway.find_id('/executions', id))}"
+    found = gateway.rest("GET", path)
+    gateway.show(found, lambda: show_details(found))

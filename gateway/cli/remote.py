@@ -1,7 +1,8 @@
 """A running gateway as seen from a terminal: where it is, who asks, and how answers are printed.
 
-`--url` and `--token`, else GATEWAY_URL and GATEWAY_TOKEN, else what config.toml in the working
-directory says. `remote_command` gives these options, and `--json`, to a function of a `Remote`.
+`--url` and `--token`, else GATEWAY_URL and GATEWAY_TOKEN, else the address in config.toml of the
+working directory, of which nothing else need be valid. `remote_command` gives these options, and
+`--json`, to a function of a `Remote`; `completes` has a shell complete what such a command takes.
 
 `gateway stdio` is the gateway for clients that only speak to a process over standard input. A line
 in is one JSON-RPC message and one POST; what comes back, as JSON or as events, goes out line by
@@ -13,28 +14,33 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
+import io
 import os
+import re
+import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import orjson
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
 from gateway import __version__
-from gateway.config.reading import read_settings
-from gateway.limits import BRIDGE_CALL_SECONDS, COMMAND_SECONDS, MAX_MESSAGE_BYTES
+from gateway.cli.terminal import age, fail, note, shorten, show_json, show_table, working
+from gateway.limits import (
+    BRIDGE_CALL_SECONDS,
+    COMMAND_SECONDS,
+    FETCH_SECONDS,
+    MAX_MESSAGE_BYTES,
+    MAX_TOLD_ITEMS,
+    MOMENT_SECONDS,
+)
 
 VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -43,17 +49,33 @@ META = {
     "io.modelcontextprotocol/clientInfo": {"name": "gateway-cli", "version": __version__},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-WHOLE = ("id", "name", "tool", "connection")  # what other commands are given is never cut
-TITLES = {
-    "created_at": "At",
-    "effective_access": "Access",
-    "error_code": "Error",
-    "expires_at": "Until",
-    "granted_by": "By",
-    "principal": "Who",
-    "tokens": "≈ Tokens",
-    "url": "URL",
+# What the gateway's hints name for models and for REST, as somebody at a terminal has it.
+COMMANDS = {
+    "list_dynamic_tools, or GET /api/v1/tools,": "gateway tools",
+    "list_connections": "gateway connections list",
+    "list_executions": "gateway executions list",
+    "get_execution": "gateway executions show",
+    "GET /grants": "gateway grants list",
 }
+ADVICE = (
+    "Is the address right, and the gateway of the version of this command, "
+    f"{__version__}? --url or GATEWAY_URL names another one."
+)
+
+REASONS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits
+    (aiohttp.InvalidURL, "that is no address; one is like http://127.0.0.1:8080"),
+    (
+        aiohttp.ClientConnectorCertificateError,
+        "its certificate is not trusted ({0.certificate_error}); SSL_CERT_FILE names authorities",
+    ),
+    (aiohttp.ClientSSLError, "no TLS with it ({0.strerror}); is it http:// and not https://?"),
+    (aiohttp.ClientConnectorDNSError, "there is no machine of that name"),
+    (aiohttp.ClientConnectorError, "nothing answers there; is it running? (`gateway serve`)"),
+    (TimeoutError, "no answer in time"),
+    (aiohttp.ClientError, "{0!r}"),
+    (Exception, "the address or the token has characters that can't be sent"),
+)
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")  # read here: config/ takes long to load
 
 UrlOption = Annotated[
     str | None,
@@ -64,8 +86,8 @@ TokenOption = Annotated[
     typer.Option("--token", envvar="GATEWAY_TOKEN", help="Your token.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of words.")]
-Tell = Callable[[str], None]
 Command = TypeVar("Command", bound=Callable[..., None])
+Hear = Callable[[dict[str, Any]], None]  # takes the progress of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +97,7 @@ class Remote:
     base: str
     token: str | None
     as_json: bool = False
+    seconds: float = COMMAND_SECONDS
 
     @property
     def headers(self) -> dict[str, str]:
@@ -84,44 +107,65 @@ class Remote:
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None
     ) -> Any:
         """What the REST API answers; a refusal ends the command with its words."""
-        status, _, raw = self._exchange(method, f"/api/v1{path}", {}, body, query)
-        try:
-            value = orjson.loads(raw) if raw else None
-        except orjson.JSONDecodeError:
-            fail(f"the gateway answered {status} with something that is not JSON")
+        status, raw = self._exchange(method, f"/api/v1{path}", {}, body, query)
+        value = self._read(status, raw or b"null")
         if status >= 400:
-            error = (value or {}).get("error", {})
-            fail(f"{error.get('message', status)}\n{error.get('hint', '')}".strip())
+            error = value["error"]
+            hint = error.get("hint") or ("" if status != 404 else ADVICE)
+            fail(in_commands(f"{error['message']}\n{hint}".strip()))
         return value
 
-    def mcp(self, method: str, params: dict[str, Any], name: str | None = None) -> Any:
-        """The answer to one MCP request: its result, or the error object where it is refused."""
-        params = {**params, "_meta": META}
-        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    def mcp(
+        self,
+        method: str,
+        params: dict[str, Any],
+        name: str | None = None,
+        hear: Hear | None = None,
+    ) -> Any:
+        """The answer to one MCP request: its result, or the error object where it is refused.
+
+        `hear` is given the progress that is told before it.
+        """
+        meta = META | ({"progressToken": 1} if hear else {})
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
         headers = {
             "Accept": "application/json, text/event-stream",
             "MCP-Protocol-Version": VERSION,
             "Mcp-Method": method,
             **({"Mcp-Name": name} if name else {}),
         }
-        status, content_type, raw = self._exchange("POST", "/mcp", headers, message)
-        if status == 401:
-            wanted = "another token than this" if self.token else "a token"
-            fail(f"the gateway wants {wanted}: give --token or GATEWAY_TOKEN")
-        if content_type == "text/event-stream":
-            events = [line for line in raw.splitlines() if line.startswith(b"data:")]
-            raw = events[-1].removeprefix(b"data:") if events else b"{}"
+        status, raw = self._exchange("POST", "/mcp", headers, message, hear=hear)
+        answer = self._read(status, raw)
+        return answer if "result" in answer else {"error": answer["error"]}
+
+    def _read(self, status: int, raw: bytes) -> Any:
         try:
             return orjson.loads(raw)
         except orjson.JSONDecodeError:
-            fail("the gateway's answer is not JSON: is the address right?")
+            fail(f"{self.base} answered {status} with something that is not JSON.\n{ADVICE}")
 
-    def list_rows(self, path: str, columns: str, query: Mapping[str, str] | None = None) -> Any:
+    def list_rows(
+        self, path: str, columns: str, empty: str, query: Mapping[str, str] | None = None
+    ) -> Any:
         """Prints the rows that the REST API lists at a path; gives the whole answer."""
         found = self.rest("GET", path, query=query)
-        key = path.strip("/").replace("-", "_")
-        self.show(found, lambda: show_table(found[key], columns))
+        rows = found[_key(path)]
+        self.show(found, lambda: show_table(rows, columns, empty))
         return found
+
+    def find_id(self, path: str, start: str, by: str = "id", **query: str) -> str:
+        """The one id at a path that starts so; where it is there whole, itself."""
+        listed = self.rest("GET", path, query={"limit": "500", by: start, **query})[_key(path)]
+        rows = {row[by]: row for row in listed if row[by].startswith(start)}
+        if start in rows or not rows:
+            return start  # where it is not there, the gateway says so
+        if len(rows) == 1:
+            return str(*rows)
+        shown = list(rows)[:MAX_TOLD_ITEMS]
+        told = (
+            _candidate(short, rows[id]) for short, id in zip(shorten(shown), shown, strict=True)
+        )
+        fail(f"{start!r} is the start of {len(rows)}; give more of it:\n" + "\n".join(told), 2)
 
     def act(self, method: str, path: str, words: str, body: Any = None) -> None:
         """Does one thing over the REST API and says so, in words that may name what it answered."""
@@ -139,33 +183,87 @@ class Remote:
         headers: Mapping[str, str],
         body: Any,
         query: Mapping[str, str] | None = None,
-    ) -> tuple[int, str, bytes]:
-        async def exchange() -> tuple[int, str, bytes]:
-            sent, timeout = {**self.headers, **headers}, aiohttp.ClientTimeout(COMMAND_SECONDS)
+        hear: Hear | None = None,
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer; of a stream the last message, the others are heard."""
+
+        async def exchange() -> tuple[int, bytes]:
+            sent, url = {**self.headers, **headers}, self.base + path
+            total = None if hear else self.seconds  # who waits for a person hears so all the time
+            timeout = aiohttp.ClientTimeout(
+                total, sock_connect=FETCH_SECONDS, sock_read=self.seconds
+            )
             async with (
-                aiohttp.ClientSession(headers=sent, timeout=timeout) as http,
-                http.request(method, self.base + path, json=body, params=query) as answer,
+                aiohttp.ClientSession(
+                    headers=sent, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES
+                ) as http,
+                http.request(method, url, json=body, params=query) as answer,
             ):
-                return answer.status, answer.content_type, await answer.read()
+                if answer.content_type != "text/event-stream":
+                    return answer.status, await answer.read()
+                last = b""
+                async for line in answer.content:
+                    if line.startswith(b"data:"):
+                        last = line.removeprefix(b"data:")
+                        _listen(last, hear)
+                return answer.status, last
 
         try:
-            return asyncio.run(exchange())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fail(f"the gateway can't be reached: {error}")
+            with working(f"Waiting for {self.base}") if hear is None else nullcontext():
+                status, raw = asyncio.run(exchange())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            why = next(words for kind, words in REASONS if isinstance(error, kind))
+            fail(f"The gateway can't be reached at {self.base}: {why.format(error)}.")
+        if status == 401:
+            wanted = "another token than this" if self.token else "a token"
+            fail(f"The gateway at {self.base} wants {wanted}: give --token or GATEWAY_TOKEN.")
+        return status, raw
 
 
-def remote(url: str | None, token: str | None, as_json: bool = False) -> Remote:
+def _listen(data: bytes, hear: Hear | None) -> None:
+    message = orjson.loads(data)
+    if hear is not None and message.get("method") == "notifications/progress":
+        hear(message["params"])
+
+
+def _key(path: str) -> str:
+    """Where a list at this path is in its answer."""
+    return path.strip("/").replace("-", "_")
+
+
+def _candidate(short: str, row: Mapping[str, Any]) -> str:
+    """One of several things that were meant, on a line."""
+    named = row.get("tool") or row.get("client_name") or row.get("type") or ""
+    at = row.get("created_at") or row.get("at")
+    return f"  {short}  {named}  {age(at) if at else ''}".rstrip()
+
+
+def in_commands(text: str) -> str:
+    """The gateway's words with commands in place of the tools and addresses that they name."""
+    known = "|".join(map(re.escape, COMMANDS))
+    return re.sub(known, lambda match: COMMANDS[match[0]], text)
+
+
+def remote(
+    url: str | None, token: str | None, as_json: bool = False, seconds: float = COMMAND_SECONDS
+) -> Remote:
     """The gateway that the options, the environment or config.toml name."""
-    base = (url or _configured()).rstrip("/").removesuffix("/mcp")
-    return Remote(base, token, as_json)
+    base = (url or _configured()).strip().rstrip("/").removesuffix("/mcp")
+    return Remote(base if "://" in base else f"http://{base}", token, as_json, seconds)
 
 
 def _configured() -> str:
-    config = Path("config.toml")
-    if not config.exists():
-        fail("there is no config.toml here: give --url or GATEWAY_URL", 2)
-    server = read_settings(config, {**os.environ}).server
-    return server.public_url or f"http://{server.host}:{server.port}"
+    """The address in config.toml; nothing else in it is looked at."""
+    try:
+        text = Path("config.toml").read_text(encoding="utf-8-sig")
+        server = tomllib.loads(text).get("server", {})
+        host, port = server.get("host", "127.0.0.1"), server.get("port", 8080)
+        address = server.get("public_url") or f"http://{host}:{port}"
+        return VARIABLE.sub(lambda found: os.environ.get(found[1], found[2] or ""), address)
+    except FileNotFoundError:
+        return "http://127.0.0.1:8080"
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        fail(f"config.toml says no address ({error}): give --url or GATEWAY_URL", 2)
 
 
 def _options(url: UrlOption = None, token: TokenOption = None, as_json: JsonOption = False) -> None:
@@ -177,7 +275,12 @@ def remote_command(group: typer.Typer, name: str) -> Callable[[Command], Command
 
     def register(function: Command) -> Command:
         def command(url: Any, token: Any, as_json: Any, **more: Any) -> None:
-            function(remote(url, token, as_json), **more)
+            gateway = remote(url, token, as_json)
+            try:
+                function(gateway, **more)
+            except (AttributeError, IndexError, KeyError, TypeError) as error:
+                # The boundary to another version, or to something that is no gateway.
+                fail(f"{gateway.base} answered what was not expected ({error!r}).\n{ADVICE}")
 
         own, ours = (inspect.signature(f, eval_str=True).parameters for f in (function, _options))
         signature = inspect.Signature([*list(own.values())[1:], *ours.values()])
@@ -189,61 +292,21 @@ def remote_command(group: typer.Typer, name: str) -> Callable[[Command], Command
     return register
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
-    """Ends the command."""
-    print(message, file=sys.stderr)
-    raise typer.Exit(code)
+def completes(path: str, by: str = "id", **query: str) -> Callable[..., list[str]]:
+    """Has a shell complete what is listed at a path; silent where the gateway is away."""
 
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        with suppress(Exception), redirect_stderr(io.StringIO()):
+            url, token = (
+                ctx.params.get(name) or os.environ.get(f"GATEWAY_{name.upper()}")
+                for name in ("url", "token")
+            )
+            gateway = remote(url, token, seconds=MOMENT_SECONDS)
+            rows = gateway.rest("GET", path, query={"limit": "500", **query})[_key(path)]
+            return [row[by] for row in rows if row[by].startswith(incomplete)]
+        return []
 
-def show_json(value: Any) -> None:
-    """A value as JSON on standard output."""
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
-
-
-def show_table(rows: Iterable[Mapping[str, Any]], columns: str, **titles: str) -> None:
-    """Rows as a table, without anything in them being taken for markup."""
-    table, names, known = Table(), columns.split(), TITLES | titles
-    for name in names:
-        title = known.get(name, name.capitalize())
-        table.add_column(title, no_wrap=name in WHOLE, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(name, row.get(name))) for name in names))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # no terminal says how wide it is
-    console.print(table)
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if name.endswith("_at"):
-        return datetime.fromtimestamp(value).isoformat(" ", "seconds")
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
-def show_progress(total: int, doing: str = "Loading", done: str = "loaded") -> Tell:
-    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
-
-    One connection needs no progress, so nothing is said of it.
-    """
-    counted, terminal = itertools.count(1), Console(stderr=True)
-    bar = Progress(console=terminal, transient=True)
-    task = bar.add_task(doing, total=total)
-
-    def tell(name: str) -> None:
-        number = next(counted)
-        if total == 1:
-            return
-        if not terminal.is_terminal:
-            print(f"{done} {name} ({number} of {total})", file=sys.stderr, flush=True)
-            return
-        bar.start()
-        bar.update(task, completed=number, description=f"{doing} {name}")
-        if number == total:
-            bar.stop()
-
-    return tell
+    return complete
 
 
 def segment(name: str) -> str:
@@ -372,7 +435,7 @@ def _excuse(message: dict[str, Any], why: str) -> None:
     if "id" in message and "method" in message:
         _write_error(message["id"], -32603, why)
     else:
-        print(why, file=sys.stderr, flush=True)
+        note(why)
 
 
 def _routing(message: dict[str, Any]) -> dict[str, str]:
@@ -390,6 +453,12 @@ def _routing(message: dict[str, Any]) -> dict[str, str]:
 async def _stdin() -> asyncio.StreamReader:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
+    mode = os.fstat(0).st_mode if sys.stdin else 0
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0)):
+        # A file, or nothing at all, can't be waited for: it is there already.
+        reader.feed_data(sys.stdin.buffer.read() if sys.stdin else b"")
+        reader.feed_eof()
+        return reader
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return reader
 

@@ -62,12 +62,13 @@ def parse_settings(
     problems: list[str] = []
     environment = os.environ if environment is None else environment
     expanded = _expand(document, environment, "", problems)
-    if problems:
-        raise ConfigInvalid([f"{name}: {problem}" for problem in problems])
+    unset = {problem.partition(": ")[0] for problem in problems}
     try:
         settings = Settings.model_validate(expanded)
     except ValidationError as error:
-        raise ConfigInvalid([f"{name}: {line}" for line in describe(error)]) from error
+        problems += [line for line in describe(error) if line.partition(": ")[0] not in unset]
+    if problems:
+        raise ConfigInvalid([f"{name}: {problem}" for problem in problems])
     if whole := check_whole(settings):
         raise ConfigInvalid([f"{name}: {where}: {what}" for where, what in whole])
     return settings

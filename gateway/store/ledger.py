@@ -251,6 +251,7 @@ class Filter:
     idempotency_token: str | None = None
     since: float | None = None
     connections: tuple[str, ...] | None = None  # one of these
+    id: str | None = None  # what it starts with
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,8 @@ def _passes(filter: Filter) -> ColumnElement[bool]:
     rules = [_table.c[name] == value for name, value in given.items() if value]
     if filter.connections is not None:
         rules.append(_table.c.connection.in_(filter.connections))
+    if filter.id:
+        rules.append(_table.c.id.between(filter.id, f"{filter.id}g"))  # ids are hex digits
     if filter.since is not None:
         rules.append(_table.c.created_at >= filter.since)
     return and_(true(), *rules)

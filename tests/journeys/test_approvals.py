@@ -203,7 +203,8 @@ async def test_client_that_can_not_be_asked_waits_with_progress(shop: Shop, mode
         result = await call
     record = await shop.root.execution(waiting["execution_id"])
     assert not result.is_error
-    assert said[0] == "Waiting for a person to approve shop_place_order"
+    words = "Waiting for a person to approve shop_place_order: an admin can"
+    assert said[0] == f"{words} (approval {waiting['id'][:12]})"
     assert record["status"] == "completed"
     assert (result.meta or {})["gateway/execution_id"] == record["id"]
     assert [(each["event"], each["by"], each["from"]) for each in record["timeline"]] == [

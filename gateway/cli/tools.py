@@ -1,0 +1,162 @@
+"""`gateway tools` and `gateway call`: a running gateway's tools as an MCP client sees them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from gateway.cli.remote import Hear, Remote, completes, in_commands, remote_command
+from gateway.cli.terminal import console_of, fail, note, plain, say, show_table, span
+from gateway.naming import token_cost
+
+top = typer.Typer()  # its commands stand beside `gateway serve`
+tool_names = completes("/tools", "name")
+ASKED = re.compile(r"\(approval ([0-9a-f]+)\)")  # in what the gateway says of a call that waits
+
+
+@remote_command(top, "tools")
+def list_tools(
+    gateway: Remote,
+    search: Annotated[
+        list[str] | None, typer.Argument(help="Words for what you want to do, or part of a name.")
+    ] = None,
+) -> None:
+    """List the tools you can call, or find the ones for a task.
+
+    Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
+    """
+    listed = _tools(gateway)
+    if words := " ".join(search or ()):
+        listed = _found(gateway, words, {tool["name"]: tool for tool in listed})
+    rows = [
+        {
+            "name": tool["name"],
+            "title": tool.get("title", ""),
+            "access": "read" if tool.get("annotations", {}).get("readOnlyHint") else "write",
+            "tokens": f"≈{token_cost(orjson.dumps(tool))}",
+        }
+        for tool in listed
+    ]
+    empty = f"No tool is found by {words!r}.\n`gateway tools` lists all."
+    if not words:
+        empty = "There are no tools.\n`gateway connections put NAME spec=URL` connects an API."
+    columns = "name access tokens title"
+    gateway.show(listed, lambda: show_table(rows, columns, empty, name="Tool"))
+
+
+@remote_command(top, "call")
+def call_tool(
+    gateway: Remote,
+    name: Annotated[str, typer.Argument(help="The tool's name.", autocompletion=tool_names)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="key=value …, or one JSON object.")
+    ] = None,
+) -> None:
+    """Call a tool.
+
+    Values that read as JSON are taken as such (`limit=5`, `tags='["a"]'`), others as text. A call
+    that needs a person's word says so and waits; Ctrl-C leaves, and the question stays open.
+
+    Examples: `gateway call demo_search_books q=time`, `gateway call demo_get_book '{"id": 3}'`
+    """
+    given = {"name": name, "arguments": parse_arguments(arguments or [])}
+    with _waiting(gateway) as hear:
+        answer = gateway.mcp("tools/call", given, name, hear)
+    if error := answer.get("error"):
+        fail(error.get("message", "the call was refused") + _suggestion(gateway, name, error))
+    result = answer["result"]
+    parts = [p.get("text") or f"[{p['type']} {p.get('mimeType', '')}]" for p in result["content"]]
+    failed = result.get("isError", False)
+    text = "\n".join(parts)
+    gateway.show(result, lambda: say(in_commands(text) if failed else text))
+    if failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _waiting(gateway: Remote) -> Iterator[Hear]:
+    """Says what a call waits for, and what becomes of the question when nobody waits any more."""
+    status, left, approval = console_of(stderr=True).status(""), "", ""
+
+    def hear(progress: dict[str, Any]) -> None:
+        nonlocal left, approval
+        words = plain(progress.get("message", ""))
+        if asked := ASKED.search(words):
+            left = span(progress["total"] - progress["progress"])
+            if not approval:
+                approval = asked[1]
+                note(f"{words}, {left} left.")
+                note(f"Decide with `gateway approvals approve {approval}` (or deny),")
+                note(f"or at {gateway.base}/console/approvals")
+            words = f"{left} left; Ctrl-C leaves, the question stays open"
+        if words and sys.stderr.isatty():
+            status.update(words)
+            status.start()
+
+    try:
+        yield hear
+    except KeyboardInterrupt:
+        if approval:
+            status.stop()
+            note(f"\nThe question stays open for {left} (approval {approval}).")
+            note("Once it is approved, the same call goes through without asking.")
+        raise
+    finally:
+        status.stop()
+
+
+def _tools(gateway: Remote) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
+        if error := answer.get("error"):
+            fail(error.get("message", "the list was refused"))
+        found += answer["result"]["tools"]
+        cursor = answer["result"].get("nextCursor")
+        if cursor is None:
+            return found
+
+
+def _found(gateway: Remote, words: str, tools: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that a search by words finds, best first; then those whose name has the words in it."""
+    answer = gateway.rest("GET", "/tools", query={"search": words, "limit": "500"})
+    literal = (name for name in tools if words.lower() in name.lower())
+    names = dict.fromkeys((*(row["name"] for row in answer["tools"]), *literal))
+    return [tools[name] for name in names if name in tools]
+
+
+def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
+    if error.get("code") != -32602:  # JSON-RPC: what is answered where a name is no tool
+        return ""
+    known = [tool["name"] for tool in _tools(gateway)]
+    if name in known:
+        return ""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"\nDid you mean {', '.join(close)}?" if close else "\n`gateway tools` lists yours."
+
+
+def parse_arguments(arguments: list[str]) -> dict[str, Any]:
+    """The values that a command line gives: key=value …, or one JSON object."""
+    if len(arguments) == 1 and arguments[0].lstrip().startswith("{"):
+        value = _json_or_text(arguments[0])
+        return value if isinstance(value, dict) else fail("that is not a JSON object", 2)
+    pairs = [argument.partition("=") for argument in arguments]
+    for key, separator, _ in pairs:
+        if not separator or not key:
+            fail(f"{key!r} is not key=value", 2)
+    return {key: _json_or_text(text) for key, _, text in pairs}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text

@@ -1,0 +1,240 @@
+"""What a person sees: on a terminal of 80 columns, in a pipe, while a call waits, when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import get_args
+
+import orjson
+import pytest
+
+from gateway.cli.manage import Status
+from gateway.store.tables import ExecutionStatus
+from tests.callers import api
+from tests.certificates import authority
+from tests.cli.terminals import Terminal
+from tests.configs import principal, table, token_of
+from tests.conftest import OPEN, GatewayMaker, Running
+from tests.processes import COMMAND, gateway_command
+from tests.raw_server import Connection, Conversation, raw_server
+
+ASKING = OPEN.replace("full_access", "execute_with_confirm") + "\n[demo]\nenabled = true\n"
+
+
+@pytest.fixture
+async def asking(make_gateway: GatewayMaker) -> Running:
+    return await make_gateway(ASKING)
+
+
+async def on_terminal(gateway: Running, *words: str, **environment: str) -> Terminal:
+    terminal = Terminal(*words, "--url", gateway.url, **environment)
+    assert await terminal.end() == 0, terminal.shown
+    return terminal
+
+
+async def piped(gateway: Running, *words: str, code: int = 0) -> str:
+    found, out, err = await gateway_command(*words, "--url", gateway.url)
+    assert found == code, err
+    return out + err
+
+
+async def test_lists_fit_a_terminal_and_their_short_ids_are_taken(asking: Running) -> None:
+    async with api(asking.url) as rest:
+        for stock in (1, 2):
+            await rest.call("demo_update_book", id=4, stock=stock, title="A long title " * 9)
+        first, second = await rest.pending(2)
+    for words in (["tools"], ["connections", "list"], ["executions", "list"]):
+        seen = (await on_terminal(asking, *words)).lines
+        assert len(seen) > 2 and max(map(len, seen)) <= 80
+    seen = (await on_terminal(asking, "approvals", "list")).lines
+    short = seen[1].split()[0]
+    assert max(map(len, seen)) <= 80
+    assert first["id"].startswith(short) and not second["id"].startswith(short)
+    assert "min" in seen[1] or " s " in seen[1]
+    assert first["id"] in await piped(asking, "approvals", "list")
+    several = await piped(asking, "approvals", "deny", first["id"][:4], code=2)
+    assert first["id"][:12] in several and second["id"][:12] in several
+    denied = await piped(asking, "approvals", "deny", short)
+    assert denied == "Denied: demo_update_book was not called.\n"
+    shown = await piped(asking, "executions", "show", first["execution_id"][:16])
+    assert "status: denied\n" in shown and "ago)" in shown
+    missing = await piped(asking, "executions", "show", "ffff", code=1)
+    assert missing.endswith("gateway executions list names yours.\n")
+
+
+async def test_colours_are_for_terminals_and_not_for_those_who_want_none(asking: Running) -> None:
+    assert "\x1b[32mconnected" in (await on_terminal(asking, "connections", "list")).shown
+    plain = await on_terminal(asking, "connections", "list", NO_COLOR="1")
+    assert "connected" in plain.shown and "\x1b" not in plain.shown
+    assert "\x1b" not in await piped(asking, "connections", "list")
+
+
+async def test_empty_lists_say_so_and_what_to_do_next(asking: Running) -> None:
+    empty = ("approvals list", "approvals grants", "grants list", "changes list", "executions list")
+    for words in (*empty, "credentials list"):
+        code, out, err = await gateway_command(*words.split(), "--url", asking.url)
+        assert (code, out) == (0, "") and err.startswith(("No", "Nothing"))
+    assert orjson.loads(await piped(asking, "approvals", "list", "--json")) == {"approvals": []}
+
+
+async def test_a_call_that_waits_says_for_what_and_can_be_left_and_taken_up_again(
+    asking: Running,
+) -> None:
+    words = ("call", "demo_update_book", "id=4", "stock=2")
+    left = Terminal(*words, "--url", asking.url)
+    await left.read_until(f"or at {asking.url}/console/approvals")
+    assert "anybody on this machine can (approval " in left.shown and "left." in left.shown
+    assert await left.interrupt() != 0
+    assert "The question stays open" in left.shown and "Traceback" not in left.shown
+    [waiting] = (orjson.loads(await piped(asking, "approvals", "list", "--json")))["approvals"]
+    approved = await piped(asking, "approvals", "approve", waiting["id"][:12])
+    assert approved.startswith("Approved: nobody waits for demo_update_book now; the same call")
+    assert '"stock":2' in await piped(asking, *words)
+    again = Terminal(*words, "--url", asking.url)
+    await again.read_until(f"at {asking.url}/console/approvals")
+    [waiting] = (orjson.loads(await piped(asking, "approvals", "list", "--json")))["approvals"]
+    approved = await piped(asking, "approvals", "approve", waiting["id"][:12])
+    assert approved == "Approved: demo_update_book was called, and has completed.\n"
+    assert await again.end() == 0 and '"stock":2' in again.shown
+
+
+async def test_a_connection_is_shown_and_completed(asking: Running) -> None:
+    assert "status: connected\n" in await piped(asking, "connections", "show", "demo")
+    unknown = await piped(asking, "connections", "show", "nope", code=1)
+    assert unknown.endswith("gateway connections list names those you can use.\n")
+    assert await completed(asking.url, "connections show d") == ["demo"]
+    assert await completed(asking.url, "call demo_get") == ["demo_get_book"]
+    assert await completed(asking.url, "executions list --status e") == ["executing", "expired"]
+    assert await completed("http://127.0.0.1:9", "call demo_get") == []
+    assert set(get_args(Status)) == set(get_args(ExecutionStatus))
+
+
+async def completed(url: str, words: str) -> list[str]:
+    """What a shell is told to complete the last of these words with."""
+    environment = {
+        "_GATEWAY_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"gateway {words}",
+        "COMP_CWORD": str(len(words.split())),
+        "GATEWAY_URL": url,
+    }
+    code, out, err = await gateway_command(cwd=Path.cwd(), **environment)
+    assert (code, err) == (0, "")
+    return out.split()
+
+
+def says(body: bytes, when: asyncio.Event | None = None) -> Conversation:
+    """A server that answers everything with this, once it may."""
+
+    async def converse(connection: Connection) -> None:
+        if await connection.request():
+            if when is not None:
+                await when.wait()
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            await connection.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    return converse
+
+
+async def test_whatever_answers_instead_of_a_gateway_is_told_in_words(
+    tmp_path: Path, make_gateway: GatewayMaker
+) -> None:
+    guarded = await make_gateway(OPEN.replace('"none"', '"tokens"') + principal("ann"))
+    tls = authority(tmp_path).server("localhost")
+    (tmp_path / "config.toml").write_text('[server]\nport = "', encoding="utf-8")
+
+    async with (
+        raw_server(says(b"{}")) as json,
+        raw_server(says(b"<html>")) as html,
+        raw_server(says(b"<html>"), tls) as secure,
+    ):
+        rows: list[tuple[dict[str, str], int, str]] = [
+            ({}, 2, "config.toml says no address (Unterminated string"),
+            ({"GATEWAY_URL": "http://[::1"}, 1, "that is no address"),
+            ({"GATEWAY_URL": "no.such.host.invalid"}, 1, "there is no machine of that name"),
+            ({"GATEWAY_URL": "127.0.0.1:9"}, 1, "nothing answers there; is it running?"),
+            ({"GATEWAY_URL": f"https://127.0.0.1:{guarded.port}"}, 1, "http:// and not https://?"),
+            ({"GATEWAY_URL": f"https://localhost:{secure.port}"}, 1, "is not trusted"),
+            ({"GATEWAY_URL": html.url}, 1, "something that is not JSON"),
+            ({"GATEWAY_URL": json.url}, 1, "another one"),
+            ({"GATEWAY_URL": guarded.url}, 1, "wants a token: give --token or GATEWAY_TOKEN"),
+            ({"GATEWAY_URL": guarded.mcp, "GATEWAY_TOKEN": "no"}, 1, "wants another token"),
+            ({"GATEWAY_URL": guarded.url, "GATEWAY_TOKEN": "a\nb"}, 1, "characters that can't"),
+        ]
+        for number, (environment, code, said) in enumerate(rows):
+            words = (["tools"], ["executions", "list"])[number % 2]
+            found, out, err = await gateway_command(*words, cwd=tmp_path, **environment)
+            assert (found, out) == (code, ""), err
+            assert said in err and "Traceback" not in err, (environment, err)
+    token = {"GATEWAY_TOKEN": token_of("ann")}
+    code, _, err = await gateway_command("tools", "--url", guarded.url, cwd=tmp_path, **token)
+    assert (code, err) == (0, "")
+
+
+async def test_only_the_address_of_a_configuration_is_looked_at(
+    asking: Running, tmp_path: Path
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    text = f'nonsense = "${{NOT_SET}}"\n[server]\nport = {asking.port}\nprot = 1\n'
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    code, out, err = await gateway_command("connections", "list", "--json", cwd=folder)
+    assert (code, err) == (0, "") and orjson.loads(out)["connections"]
+
+
+async def test_pipes_that_end_early_are_no_errors(asking: Running) -> None:
+    gateway = " ".join(COMMAND)
+    script = f"{gateway} tools --json | head -1; {gateway} tools | true; {gateway} stdio </dev/null"
+    process = await asyncio.create_subprocess_shell(
+        script,
+        env={**os.environ, "GATEWAY_URL": asking.url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert (process.returncode, out, err) == (0, b"[\n", b"")
+
+
+async def test_check_says_everything_at_once_with_its_line(
+    make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text(
+        '[server]\nprot = 1\n\n[connections.shop]\nkind = "openapi"\nspec = "${SHOP_SPEC}"\n'
+        'auth = { type = "bearer", token = "${SHOP_TOKEN}" }\n',
+        encoding="utf-8",
+    )
+    code, _, err = await gateway_command("check", "-c", "broken.toml", cwd=tmp_path)
+    assert code == 2
+    assert err.splitlines() == [
+        f"broken.toml: {problem}"
+        for problem in (
+            "connections.shop.spec: the environment variable SHOP_SPEC is not set (line 6)",
+            "connections.shop.auth.token: the environment variable SHOP_TOKEN is not set (line 7)",
+            "server.prot: unknown key; did you mean 'port'? (line 2)",
+        )
+    ]
+    gateway = await make_gateway(ASKING)
+    async with api(gateway.url) as rest:
+        await rest("PUT", "/permissions", {"timeout_seconds": 7})
+    text = ASKING + table("connections.shop", kind="openapi", spec="none.yaml")
+    gateway.config.write_text(text, encoding="utf-8")
+    code, out, _ = await gateway_command("check", cwd=gateway.config.parent)
+    line = text.splitlines().index("[connections.shop]") + 1
+    assert code == 0
+    assert "config.toml: warning: connections.shop.spec: there is no " in out
+    assert f"none.yaml (line {line + 2})" in out
+    assert "warning: permissions.timeout_seconds: the store overrides it: 7" in out
+
+
+async def test_what_takes_a_while_spins_on_a_terminal_alone() -> None:
+    answered = asyncio.Event()
+
+    async with raw_server(says(b'{"approvals": []}', answered)) as peer:
+        terminal = Terminal("approvals", "list", "--url", peer.url)
+        await terminal.read_until(f"Waiting for {peer.url}")
+        answered.set()
+        assert await terminal.end() == 0
+        assert terminal.lines[-2].endswith("shows what became of others.")
