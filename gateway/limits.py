@@ -205,6 +205,7 @@ TABLE_ROWS = 5000  # of one table that is not read in pages, or one file
 FORM_FIELDS = 80  # to fill in for one tool; what is beyond is written as JSON
 CODE_CHARS = 20_000  # of JSON: arguments, answers, schemas
 HOUR_SECONDS = 1.0  # the figures of the last hour are counted again after so long
+FIGURES_SECONDS = 5.0  # and those of charts, which are of longer times
 LIVE_SECONDS = 0.25  # between two looks at an open page: a burst is one step
 
 # --- server ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.admission import Throttle
 from gateway.calls.record import Caller
-from gateway.console import calls, connections, tools
+from gateway.console import calls, connections, executions, tools
 from gateway.console.pages import (
     Backend,
     Navigation,
@@ -90,15 +90,16 @@ PAGES: Mapping[str, Handler] = {
     "/tools": tools.tools,
     "/tool": tools.tool,
     "/approvals": calls.approvals,
-    "/executions": calls.executions,
-    "/executions/{id}": calls.execution,
+    "/charts": executions.charts,
+    "/executions": executions.executions,
+    "/executions/{id}": executions.execution,
     "/access": tools.access,
 }
 LIVE: Mapping[str, Live] = {
     "": (calls.shown_overview, "stats picture worries feed health"),
     "/connections/{name}": (connections.shown_connection, "state changes connection-tools"),
     "/approvals": (calls.shown_approvals, "cards feed grants"),
-    "/executions/{id}": (calls.shown_execution, "execution"),
+    "/executions/{id}": (executions.shown_execution, "execution"),
 }
 ACTIONS: Mapping[str, Handler] = {
     "/connections": connections.put,
@@ -107,9 +108,10 @@ ACTIONS: Mapping[str, Handler] = {
     "/connections/{name}/delete": connections.delete,
     "/changes/{id}": connections.decide_change,
     "/tool": tools.call,
+    "/tool/copy": tools.copy,
     "/approvals/{id}": calls.decide,
     "/standing-grants/{id}/revoke": calls.revoke,
-    "/executions/{id}/cancel": calls.cancel,
+    "/executions/{id}/cancel": executions.cancel,
     "/access/{name}": tools.choose,
     "/grants/{id}/revoke": tools.revoke_client,
     "/credentials/{name}/sign-in": tools.sign_in,

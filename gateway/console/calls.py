@@ -1,4 +1,4 @@
-"""Calls: the last hour on the first page, those that wait for a person, and all there were.
+"""Calls: the last hour on the first page, and those that wait for a person.
 
 The first page shows the hour, a picture of how its calls flowed, what is wrong and what to do. The
 picture is drawn as an SVG: clients → access → connections → tools. `draw` is pure: counts come in,
@@ -19,14 +19,13 @@ from starlette.responses import Response
 
 from gateway.calls.questions import always_words
 from gateway.catalog.snapshot import ConnectionState
+from gateway.console.charts import percentile, spark
 from gateway.console.pages import (
     Navigation,
     Visit,
     choose_rows,
     clip,
     clip_text,
-    download,
-    link,
     list_page,
     navigation,
     page,
@@ -35,20 +34,17 @@ from gateway.console.pages import (
 )
 from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
-from gateway.store import ledger
+from gateway.store import figures, ledger
 from gateway.store.catalog import list_changes
 from gateway.store.tables import Approval
 from gateway.web import rest
-from gateway.web.own_tools import list_executions
-from gateway.web.shown import GOING_ON, approval_row, execution_event
+from gateway.web.shown import approval_row, execution_event
 
 WORDS = {
     "approve": "Approved {}",
     "deny": "Denied {}",
     "always_allow": "Approved {}, and from now on {}",
 }
-FACETS = ("status", "connection", "tool", "principal")
-SPANS = {"1h": 3600.0, "24h": 86_400.0, "7d": 604_800.0}
 LEVEL_WORDS = {
     "read_only": "Reads only",
     "execute_with_confirm": "Asks for writes",
@@ -116,12 +112,12 @@ async def _read_hour(visit: Visit) -> Hour:
     found: Hour | None = known.get(whose)
     if found is None:
         since = time.time() - 3600
-        counts = await ledger.count_calls(db, since, whose)
-        found = known[whose] = sum_hour(counts, await ledger.recent_seconds(db, since, whose))
+        counts = await figures.count_calls(db, since, whose)
+        found = known[whose] = sum_hour(counts, await figures.recent_seconds(db, since, whose))
     return found
 
 
-def sum_hour(counts: Sequence[ledger.Count], seconds: Sequence[float]) -> Hour:
+def sum_hour(counts: Sequence[figures.Count], seconds: Sequence[float]) -> Hour:
     """The hour, of what was counted."""
     minutes = [0] * 60
     by_connection, by_client = Counter[str](), Counter[str]()
@@ -132,7 +128,7 @@ def sum_hour(counts: Sequence[ledger.Count], seconds: Sequence[float]) -> Hour:
         by_client[client_name(count.client)] += count.calls
         reached[count.connection, count.access] += count.calls
         statuses[count.status] += count.calls
-    slowest = sorted(seconds)[math.ceil(len(seconds) * 0.95) - 1] * 1000 if seconds else None
+    slowest = percentile(seconds, 0.95)
     errors = statuses["failed"] + statuses["unknown"]
     refused = statuses["denied"] + statuses["expired"]
     return Hour(tuple(minutes), errors, refused, slowest, by_connection, by_client, reached)
@@ -141,12 +137,6 @@ def sum_hour(counts: Sequence[ledger.Count], seconds: Sequence[float]) -> Hour:
 def client_name(text: str) -> str:
     """What a client calls itself, without its version."""
     return text.rpartition("/")[0][:40] or text[:40] or "unnamed client"
-
-
-def spark(values: Sequence[int]) -> str:
-    """The calls of each minute as the points of a line, in a box of 240 by 44."""
-    step, top = 240 / (len(values) - 1), max((*values, 1))
-    return " ".join(f"{i * step:.1f},{42 - value / top * 40:.1f}" for i, value in enumerate(values))
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -410,68 +400,3 @@ async def revoke(visit: Visit) -> Response:
     grant = await rest.delete_grant(visit.inquiry, visit.id)
     visit.gateway.feed.wake()
     return toast(visit, f"{clip(grant['tool'], 60)} is asked about again")
-
-
-# --- all calls ------------------------------------------------------------------------------------
-
-
-async def executions(visit: Visit) -> Response:
-    filter = visit.filter(*FACETS, "token", "since")
-    span, cursor = SPANS.get(filter["since"]), visit.query("cursor")
-    wanted: dict[str, Any] = {**filter, "since": time.time() - span if span else 0.0}
-    found = await list_executions(visit.inquiry, cursor=cursor, **wanted)
-    rows, after = found["executions"], found["next"]
-    return await list_page(
-        visit,
-        "executions.html",
-        "Executions",
-        rows,
-        filter,
-        beside={"next": after},
-        spans=list(SPANS),
-        facets=await _facets(visit, filter),
-        first=not cursor,
-        next=link("/executions", **filter, cursor=after) if after else None,
-        newest=link("/executions", **filter),
-    )
-
-
-async def _facets(visit: Visit, filter: dict[str, str]) -> list[dict[str, Any]]:
-    """What there is to choose from, with how often it was seen."""
-    since = time.time() - SPANS.get(filter["since"], SPANS["7d"])
-    facets = []
-    for name in FACETS if visit.principal.admin else FACETS[:-1]:
-        choices = []
-        for value, count in await ledger.values_of(visit.gateway.db, name, since, visit.whose, 8):
-            chosen = filter[name] == value
-            href = link("/executions", **(filter | {name: "" if chosen else value}))
-            choices.append({"value": value, "count": count, "chosen": chosen, "href": href})
-        facets.append({"name": name, "choices": choices})
-    return facets
-
-
-async def execution(visit: Visit) -> Response:
-    nav = await navigation(visit)
-    shown = await shown_execution(visit, nav)
-    if (file := download(visit, "executions", [shown["one"]])) is not None:
-        return file
-    return await page(visit, "execution.html", "Execution", nav, **shown)
-
-
-async def shown_execution(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    """What the page of one call shows, also while it is running."""
-    found = await visit.inquiry.execution(visit.id)
-    [record] = await visit.inquiry.records([found])
-    callable_now = found.tool in visit.inquiry.view.tools
-    return {
-        "one": record | {"client": found.client, "reason": found.reason},
-        "going_on": found.status in GOING_ON,
-        "replay": link("/tool", name=found.tool, like=found.id) if callable_now else None,
-    }
-
-
-async def cancel(visit: Visit) -> Response:
-    """Ends a call that runs or waits, where it can still be ended."""
-    execution = await visit.inquiry.cancel(visit.id)
-    going_on = execution.status in GOING_ON
-    return toast(visit, "It is being cancelled" if going_on else "The call has ended")

@@ -40,11 +40,12 @@ from gateway.console.pages import (
     page,
     plural,
     render,
+    sort_rows,
     toast,
 )
 from gateway.errors import Fixable, GatewayError
 from gateway.limits import PAGE_ENTRIES
-from gateway.model import Tool
+from gateway.model import Tool, whole_schema, without_constants
 from gateway.store.catalog import list_changes
 from gateway.store.secrets import Seal
 from gateway.web import own_tools, rest
@@ -64,8 +65,13 @@ KINDS = {
 async def connections(visit: Visit) -> Response:
     nav = await navigation(visit)
     filter = visit.filter("q", "status", "kind")
-    rows = choose_rows(nav.connections, filter, "name", "display_name", "kind")
-    return await list_page(visit, "connections.html", "Connections", rows, filter, nav=nav)
+    chosen = choose_rows(nav.connections, filter, "name", "display_name", "kind")
+    columns = ("display_name", "status", "tools", "tokens", "last_refresh")
+    rows, sort = sort_rows(visit, chosen, filter, *columns)
+    lines = await visit.sight.lines("connection", [row["name"] for row in rows])
+    return await list_page(
+        visit, "connections.html", "Connections", rows, filter, nav=nav, lines=lines, sort=sort
+    )
 
 
 async def connection(visit: Visit) -> Response:
@@ -76,7 +82,8 @@ async def connection(visit: Visit) -> Response:
         return file
     files = file_links(visit, shown["filter"])
     title = clip(shown["one"]["display_name"], 60)
-    return await page(visit, "connection.html", title, nav, files=files, **shown)
+    drawn = await visit.sight.charts(visit.query("range"), connection=shown["one"]["name"])
+    return await page(visit, "connection.html", title, nav, files=files, **shown, **drawn)
 
 
 async def shown_connection(visit: Visit, nav: Navigation) -> dict[str, Any]:
@@ -229,7 +236,10 @@ def compare(old: Tool | None, new: Tool | None) -> Diff:
     """The difference between a tool as it was and as it is."""
     was, now = _facts(old), _facts(new)
     rows = [(name, was.get(name, ""), now.get(name, "")) for name in was or now]
-    lines = list(_changed_lines(_schema_lines(old), _schema_lines(new)))
+    lines = [
+        *_changed_lines(_inputs(old), _inputs(new)),
+        *_changed_lines(_answer(old), _answer(new)),
+    ]
     differing = tuple(row for row in rows if row[1] != row[2])
     return Diff(differing, tuple(lines[:PAGE_ENTRIES]), len(lines) > PAGE_ENTRIES)
 
@@ -243,17 +253,34 @@ def _facts(tool: Tool | None) -> dict[str, str]:
         "Host": tool.http.base_url if tool.http else "",
         "Access": tool.access,
         "Risk": tool.risk,
+        "Trust": tool.trust,
         "Credentials": tool.security,
+        "Sent as": _sent_as(tool),
         "Title": tool.title,
         "Description": tool.description,
     }
     return {name: clip_text(value, 600) for name, value in facts.items()}
 
 
-def _schema_lines(tool: Tool | None) -> list[str]:
-    if tool is None:
-        return []
-    value: Any = orjson.loads(tool.input_schema)
+def _sent_as(tool: Tool) -> str:
+    """Where a call's arguments go."""
+    if tool.http is None:
+        return tool.upstream.tool if tool.upstream else ""
+    places = [f"{each.name} in {each.place}" for each in tool.http.parameters]
+    body = tool.http.body
+    return ", ".join([*places, *([f"a body of {body.media_type}"] if body else ())])
+
+
+def _inputs(tool: Tool | None) -> list[str]:
+    return _schema_lines(without_constants(whole_schema(tool))) if tool else []
+
+
+def _answer(tool: Tool | None) -> list[str]:
+    return _schema_lines(tool.output_schema) if tool and tool.output_schema else []
+
+
+def _schema_lines(schema: bytes) -> list[str]:
+    value: Any = orjson.loads(schema)
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     return text.splitlines()
 

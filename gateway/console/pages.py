@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
@@ -26,8 +26,17 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway import __version__
 from gateway.catalog.snapshot import Snapshot
+from gateway.console.charts import Sight, duration, span_words
 from gateway.errors import Fixable
-from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, PREVIEW_CHARS
+from gateway.limits import (
+    CODE_CHARS,
+    FIGURES_SECONDS,
+    HOUR_SECONDS,
+    MAX_REMEMBERED,
+    NAME_CHARS,
+    PAGE_ENTRIES,
+    PREVIEW_CHARS,
+)
 from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store.approvals import list_open
@@ -39,6 +48,7 @@ from gateway.web.own_tools import connection_rows
 from gateway.web.watch import Health
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,10 @@ class Backend:
     # What happened in the last hour, by whose calls: many open pages show the same.
     hours: TTLCache[str | None, Any] = field(
         default_factory=lambda: TTLCache(MAX_REMEMBERED, HOUR_SECONDS)
+    )
+    # Charts, by the calls they are about.
+    figures: TTLCache[Any, Any] = field(
+        default_factory=lambda: TTLCache(PAGE_ENTRIES, FIGURES_SECONDS)
     )
 
 
@@ -104,6 +118,11 @@ class Visit:
     def filter(self, *names: str) -> dict[str, str]:
         """The values of the address that narrow a list down."""
         return {name: self.query(name) for name in names}
+
+    @property
+    def sight(self) -> Sight:
+        """What the visitor sees of the calls there were."""
+        return Sight(self.inquiry, self.backend.figures)
 
     def render(self, template: str, **values: Any) -> str:
         """A template with these values, and with who sees it."""
@@ -177,7 +196,7 @@ async def page(
         here=_section(visit),
         stream=f"/console/events{quote(visit.path)}" + (f"?{query}" if query else ""),
         nav=nav or await navigation(visit),
-        mcp_url=_mcp_url(visit),
+        mcp_url=mcp_url(visit),
         with_token=visit.snapshot.settings.auth.mode in ("tokens", "jwt"),
         signs_in=visit.snapshot.settings.auth.mode == "oauth",
         contact=_last_contact(visit),
@@ -186,7 +205,7 @@ async def page(
     return Response(text, media_type="text/html")
 
 
-def _mcp_url(visit: Visit) -> str:
+def mcp_url(visit: Visit) -> str:
     """Where clients reach MCP: at the name this page was reached by, which was checked."""
     public, host = visit.backend.public_url, visit.request.headers.get("host", "")
     return f"{public if urlsplit(public).netloc == host else f'http://{host}'}/mcp"
@@ -253,6 +272,42 @@ def choose_rows(
         if all(str(row.get(key)) == value for key, value in wanted.items())
         and all(any(word in str(row.get(key, "")).lower() for key in searched) for word in words)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """By which column a table is sorted, and where the heading of each column leads."""
+
+    chosen: str
+    down: bool
+    links: Mapping[str, str]
+
+
+_RANKS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+
+
+def sort_rows(
+    visit: Visit, rows: Iterable[T], filter: Mapping[str, str], *columns: str
+) -> tuple[list[T], Sort]:
+    """The rows by the column that the address names; with a minus before it, from the top down."""
+    given = visit.query("sort")
+    chosen, down = given.removeprefix("-"), given.startswith("-")
+
+    def value(row: Any, name: str) -> Any:
+        found = row[name] if isinstance(row, Mapping) else getattr(row, name)
+        return _RANKS[found] if name == "risk" else found
+
+    rows = list(rows)
+    if chosen in columns:
+        known = [row for row in rows if value(row, chosen) is not None]
+        rest = [row for row in rows if value(row, chosen) is None]
+        rows = [*sorted(known, key=lambda row: value(row, chosen), reverse=down), *rest]
+    links = {}
+    for name in columns:
+        is_text = bool(rows) and isinstance(value(rows[0], name), str)
+        turned = not down if name == chosen else not is_text  # numbers, the largest first
+        links[name] = link(visit.path, **filter, sort=f"-{name}" if turned else name)
+    return rows, Sort(chosen, down, links)
 
 
 def file_links(visit: Visit, filter: Mapping[str, str]) -> dict[str, str]:
@@ -355,14 +410,7 @@ def ago(at: float | None, now: float | None = None) -> str:
     seconds = (time.time() if now is None else now) - at
     if abs(seconds) < 5:
         return "just now"
-    return f"{_span(seconds)} ago" if seconds >= 0 else f"in {_span(-seconds)}"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
+    return f"{span_words(seconds)} ago" if seconds >= 0 else f"in {span_words(-seconds)}"
 
 
 def full_time(at: float) -> str:
@@ -378,15 +426,6 @@ def iso_time(at: float) -> str:
 def clock(at: float) -> str:
     """The time of day."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
-
-
-def duration(milliseconds: float | None) -> str:
-    """How long something took."""
-    if milliseconds is None:
-        return "–"
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "<1 ms"
-    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else _span(milliseconds / 1000)
 
 
 def plural(count: int, noun: str) -> str:

@@ -10,11 +10,13 @@ Who sees what: one's own access, and for admins everyone's.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, get_args
+from urllib.parse import quote
 
 import orjson
 from starlette.responses import RedirectResponse, Response
@@ -22,6 +24,7 @@ from starlette.responses import RedirectResponse, Response
 from gateway.calls.record import output_of
 from gateway.calls.redact import MASK
 from gateway.console.pages import (
+    Sort,
     Visit,
     choose_rows,
     clip,
@@ -31,15 +34,19 @@ from gateway.console.pages import (
     fragment,
     link,
     list_page,
+    mcp_url,
     page,
+    pretty,
+    sort_rows,
     toast,
 )
 from gateway.errors import Fixable
-from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
+from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, SEARCH_ENTRIES, TABLE_ROWS
 from gateway.model import Level, Scope, Tool, json_bytes
 from gateway.policy.access import decide, may_know
 from gateway.policy.view import bundles_of
 from gateway.web import credentials, rest
+from gateway.web.own_tools import list_executions
 from gateway.web.shown import access_row, tool_row
 
 
@@ -51,22 +58,26 @@ async def tools(visit: Visit) -> Response:
         rows = [tool_row(tool, permissions) for tool in found[:TABLE_ROWS]]
         if (file := download(visit, "tools", rows, total=total)) is not None:
             return file
+    found, sort = sort_rows(visit, found, filter, "name", "access", "risk", "tokens")
     given = visit.query("start", 9)
     start = int(given) if given.isascii() and given.isdigit() else 0
     start = min(start, max(0, (total - 1) // PAGE_ENTRIES * PAGE_ENTRIES))
     after, before = start + PAGE_ENTRIES, max(0, start - PAGE_ENTRIES)
+    shown, order = found[start:after], {**filter, "sort": visit.query("sort")}
     return await page(
         visit,
         "tools.html",
         "Tools",
-        rows=[tool_row(tool, permissions) for tool in found[start:after]],
+        rows=[tool_row(tool, permissions) for tool in shown],
+        lines=await visit.sight.lines("tool", [tool.name for tool in shown]),
+        sort=sort,
         total=total,
         start=start,
         tokens=sum(tool.tokens for tool in found),
         filter=filter,
         facets=_facets(visit),
-        next=link("/tools", **filter, start=after) if after < total else None,
-        previous=link("/tools", **filter, start=before) if start else None,
+        next=link("/tools", **order, start=after) if after < total else None,
+        previous=link("/tools", **order, start=before) if start else None,
         files=file_links(visit, filter),
     )
 
@@ -103,6 +114,12 @@ async def tool(visit: Visit) -> Response:
     like = await visit.inquiry.execution(earlier) if earlier else None
     values = dict(like.arguments) if like else {}
     schema = _schema(found)
+    fields = form_fields(schema, values)
+    told = [field for field in fields if field.required or field.value]
+    folded = [field for field in fields if field not in told]
+    if len(folded) <= 4:  # no more than a look takes in
+        told, folded = fields, []
+    calls, sort = await _recent_calls(visit, found)
     return await page(
         visit,
         "tool.html",
@@ -111,11 +128,81 @@ async def tool(visit: Visit) -> Response:
         decision=decide(found, visit.snapshot.permissions),
         like=like,
         masked=MASK.encode() in json_bytes(values),
-        fields=form_fields(schema, values),
+        fields=fields,
+        shown=told,
+        folded=folded,
+        snippets=snippets(visit, found, values or example_of(fields)),
+        calls=calls,
+        sort=sort,
         schema=schema,
         output=orjson.loads(found.output_schema) if found.output_schema else None,
         written=orjson.dumps(values, option=orjson.OPT_INDENT_2).decode() if values else "",
+        **await visit.sight.charts(visit.query("range"), tool=found.name),
     )
+
+
+async def _recent_calls(visit: Visit, tool: Tool) -> tuple[list[dict[str, Any]], Sort]:
+    """The newest calls of a tool that the visitor may see."""
+    found = await list_executions(visit.inquiry, tool=tool.name, limit=SEARCH_ENTRIES)
+    rows = [
+        row | {"duration_ms": (row["result"] or {}).get("duration_ms")}
+        for row in found["executions"]
+    ]
+    columns = ("created_at", "status", "principal", "duration_ms")
+    return sort_rows(visit, rows, {"name": tool.name}, *columns)
+
+
+# --- a call, as others make it --------------------------------------------------------------------
+
+
+async def copy(visit: Visit) -> Response:
+    """The call that the form means, to be copied; while it means none, what was there stays."""
+    found = _known_tool(visit)
+    try:
+        arguments = form_arguments(_schema(found), visit.form)
+    except Fixable:
+        return Response(status_code=204)
+    return fragment(visit, "_copy.html", snippets=snippets(visit, found, arguments))
+
+
+def snippets(visit: Visit, tool: Tool, arguments: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """A call of the tool for a terminal, with curl, and for an MCP client: id, name, words."""
+    url, given = mcp_url(visit).removesuffix("/mcp"), _json(arguments)
+    token = visit.snapshot.settings.auth.mode != "none"
+    curl = [
+        f"curl {shlex.quote(f'{url}/api/v1/tools/{quote(tool.name)}/call')}",
+        *(['-H "Authorization: Bearer $GATEWAY_TOKEN"'] if token else ()),
+        "-H 'Content-Type: application/json'",
+        f"-d {shlex.quote(_json({'arguments': arguments}))}",
+    ]
+    cli = f"gateway call {shlex.quote(tool.name)} {shlex.quote(given)} --url {shlex.quote(url)}"
+    params = {"name": tool.name, "arguments": arguments}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    return [
+        ("curl", "curl", " \\\n  ".join(curl)),
+        ("cli", "CLI" + (", with GATEWAY_TOKEN set" if token else ""), cli),
+        ("mcp", "MCP message", pretty(message)),
+    ]
+
+
+def example_of(fields: Sequence[FormField]) -> dict[str, Any]:
+    """Arguments that have the required fields, with something in each."""
+    made: dict[str, Any] = {}
+    for field in fields:
+        if field.required:
+            kinds = {"number": 0, "json": {}, "text": f"<{field.path[-1]}>"}
+            plain = kinds.get(field.control, kinds["text"])
+            _put(made, field.path, orjson.loads(field.choices[0][0]) if field.choices else plain)
+    return made
+
+
+def _put(arguments: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for part in path[:-1]:
+        arguments = arguments.setdefault(part, {})
+    arguments[path[-1]] = value
+
+
+# --- calling it -----------------------------------------------------------------------------------
 
 
 async def call(visit: Visit) -> Response:
@@ -191,10 +278,7 @@ def form_arguments(schema: Mapping[str, Any], form: Mapping[str, str]) -> dict[s
     arguments: dict[str, Any] = {}
     for field in form_fields(schema):
         if (text := form.get(field.name, "")).strip():
-            place = arguments
-            for part in field.path[:-1]:
-                place = place.setdefault(part, {})
-            place[field.path[-1]] = _value(field, text)
+            _put(arguments, field.path, _value(field, text))
     return arguments
 
 

@@ -24,11 +24,8 @@ from msgspec.structs import asdict
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Integer,
     and_,
-    cast,
     delete,
-    func,
     insert,
     select,
     true,
@@ -37,7 +34,7 @@ from sqlalchemy import (
 )
 
 from gateway.errors import Broken, Fixable
-from gateway.limits import RESULTS_BYTES, STORE_MANY_ROWS, STORE_ROWS
+from gateway.limits import RESULTS_BYTES, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
 from gateway.store.database import (
@@ -46,7 +43,6 @@ from gateway.store.database import (
     alive,
     insert_new,
     insert_rows,
-    is_postgres,
     many,
     one,
     signal,
@@ -250,6 +246,7 @@ class Filter:
     principal: str | None = None
     idempotency_token: str | None = None
     since: float | None = None
+    until: float | None = None  # not of that time any more
     connections: tuple[str, ...] | None = None  # one of these
     id: str | None = None  # what it starts with
 
@@ -273,7 +270,7 @@ async def list_executions(
     limit = max(1, min(limit, STORE_ROWS))
     statement = (
         select(_table)
-        .where(_passes(filter), true() if cursor is None else _behind(cursor))
+        .where(passes(filter), true() if cursor is None else _behind(cursor))
         .order_by(_table.c.created_at.desc(), _table.c.id.desc())
         .limit(limit + 1)
     )
@@ -289,7 +286,8 @@ async def find_by_token(db: Database, token: str, principal: str | None = None) 
     return page.executions
 
 
-def _passes(filter: Filter) -> ColumnElement[bool]:
+def passes(filter: Filter) -> ColumnElement[bool]:
+    """What is true of a row that the filter lets through."""
     names = ("status", "tool", "connection", "principal", "idempotency_token")
     given = {name: getattr(filter, name) for name in names}
     rules = [_table.c[name] == value for name, value in given.items() if value]
@@ -299,6 +297,8 @@ def _passes(filter: Filter) -> ColumnElement[bool]:
         rules.append(_table.c.id.between(filter.id, f"{filter.id}g"))  # ids are hex digits
     if filter.since is not None:
         rules.append(_table.c.created_at >= filter.since)
+    if filter.until is not None:
+        rules.append(_table.c.created_at < filter.until)
     return and_(true(), *rules)
 
 
@@ -315,74 +315,6 @@ def _behind(cursor: str) -> ColumnElement[bool]:
         raise Fixable(
             "invalid_arguments", "That cursor is none of ours.", "Take `next` of an earlier page."
         ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """How many calls of one kind there were in one minute."""
-
-    minute: int  # since the time that was asked for
-    connection: str
-    client: str
-    status: str
-    access: str
-    calls: int
-
-
-async def count_calls(db: Database, since: float, principal: str | None = None) -> list[Count]:
-    """Every call since a time, counted in the store; one principal's, or everyone's."""
-
-    def query(tx: Connection) -> list[Count]:
-        minute = _minute(tx, since)
-        kinds = (_table.c.connection, _table.c.client, _table.c.status, _table.c.access)
-        statement = (
-            select(minute.label("minute"), *kinds, func.count().label("calls"))
-            .where(_passes(Filter(principal=principal, since=since)))
-            .group_by(minute, *kinds)
-            .order_by(func.count().desc())
-            .limit(STORE_MANY_ROWS)
-        )
-        return many(tx, statement, Count)
-
-    return await db.read(query)
-
-
-async def recent_seconds(db: Database, since: float, principal: str | None = None) -> list[float]:
-    """How long the newest calls took that ran at once and ended, in seconds."""
-    asked = select(_approvals.c.id).where(_approvals.c.execution_id == _table.c.id)
-    statement = (
-        select(_table.c.finished_at - _table.c.created_at)
-        .where(
-            _passes(Filter(principal=principal, since=since)),
-            _table.c.status.in_(["completed", "failed"]),
-            _table.c.finished_at.is_not(None),
-            ~asked.exists(),  # the time a person took is not the gateway's
-        )
-        .order_by(_table.c.created_at.desc())
-        .limit(STORE_ROWS)
-    )
-    return await db.read(lambda tx: [float(value) for value in tx.execute(statement).scalars()])
-
-
-async def values_of(
-    db: Database, column: str, since: float, principal: str | None = None, limit: int = 50
-) -> list[tuple[str, int]]:
-    """The values a column has had since a time, the most frequent first."""
-    wanted = _table.c[column]
-    statement = (
-        select(wanted, func.count())
-        .where(_passes(Filter(principal=principal, since=since)), wanted.is_not(None))
-        .group_by(wanted)
-        .order_by(func.count().desc(), wanted)
-        .limit(limit)
-    )
-    return await db.read(lambda tx: [(row[0], row[1]) for row in tx.execute(statement)])
-
-
-def _minute(tx: Connection, since: float) -> ColumnElement[int]:
-    elapsed = (_table.c.created_at - since) / 60
-    # A cast rounds on PostgreSQL and cuts on SQLite, which may have no floor().
-    return cast(func.floor(elapsed) if is_postgres(tx) else elapsed, Integer)
 
 
 async def save_result(db: Database, result: LargeResult) -> None:

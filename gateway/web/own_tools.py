@@ -292,12 +292,14 @@ async def list_executions(
     token: str = "",
     since: float = 0.0,
     id: str = "",
+    until: float = 0.0,
 ) -> Shown:
     """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
     if status and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
     db, whose = inquiry.gateway.db, _whose(inquiry, principal)
-    wanted = Filter(status, tool, connection, whose, token, since, inquiry.overseen(), id)
+    times = (since, until or None)
+    wanted = Filter(status, tool, connection, whose, token, *times, inquiry.overseen(), id)
     await db.settle()
     page = await ledger.list_executions(db, wanted, limit=limit, cursor=cursor or None)
     return {

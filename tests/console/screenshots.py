@@ -117,6 +117,8 @@ async def take_all(browser: Browser, gateway: Running) -> None:
         await take(window, "console-light")
         await window.open("/approvals")
         await take(window, "console-approvals")
+        await window.open("/charts?range=1h")
+        await take(window, "console-charts")
         await window.open("/connections/new")
         url = f"{gateway.url}/demo"
         operations = APIS["tickets"].splitlines()[1:]

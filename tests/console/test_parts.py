@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OpenApiConnection
 from gateway.console.app import STATIC
-from gateway.console.calls import client_name, draw, spark, sum_hour
+from gateway.console.calls import client_name, draw, sum_hour
+from gateway.console.charts import duration, spark
 from gateway.console.connections import compare
 from gateway.console.pages import (
     FORMULA,
@@ -26,14 +27,13 @@ from gateway.console.pages import (
     clip_text,
     compact,
     csv_cell,
-    duration,
     pretty,
 )
 from gateway.console.tools import form_arguments, form_fields
 from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES
 from gateway.model import HttpOperation, Source, Status
-from gateway.store.ledger import Count
+from gateway.store.figures import Count
 from tests.definitions import an_object
 from tests.raising import raises
 from tests.tools import http_tool

@@ -15,14 +15,13 @@ from gateway.model import json_bytes, json_value
 from gateway.store import tables
 from gateway.store.approvals import create_approval
 from gateway.store.database import Database
+from gateway.store.figures import Count, count_calls, recent_seconds, values_of
 from gateway.store.housekeeping import beat
 from gateway.store.ledger import (
     Begun,
-    Count,
     Filter,
     Page,
     begin,
-    count_calls,
     find_by_token,
     finish,
     get_execution,
@@ -30,9 +29,7 @@ from gateway.store.ledger import (
     insert_in,
     list_executions,
     mark_unknown,
-    recent_seconds,
     record_finished,
-    values_of,
 )
 from gateway.store.tables import Execution, Replica
 from tests.databases import eventually
@@ -252,7 +249,7 @@ async def recorded(db: Database) -> None:
                 id=id, created_at=at, finished_at=at + 0.5, status=status, principal=principal
             ),
         )
-    await eventually(lambda: values_of(db, "connection", 0.0), [("demo", 4)])
+    await eventually(lambda: values_of(db, "connection", Filter()), [("demo", 4)])
 
 
 async def test_calls_are_counted_by_minute_kind_and_value(db: Database) -> None:
@@ -264,9 +261,9 @@ async def test_calls_are_counted_by_minute_kind_and_value(db: Database) -> None:
         failed,
     ]
     assert await count_calls(db, SINCE, "bob") == [failed]
-    assert await values_of(db, "principal", SINCE) == [("ann", 2), ("bob", 1)]
-    assert await values_of(db, "status", SINCE, "ann") == [("completed", 2)]
-    assert await values_of(db, "error_code", SINCE) == []
+    assert await values_of(db, "principal", Filter(since=SINCE)) == [("ann", 2), ("bob", 1)]
+    assert await values_of(db, "status", Filter(principal="ann", since=SINCE)) == [("completed", 2)]
+    assert await values_of(db, "error_code", Filter(since=SINCE)) == []
 
 
 async def test_the_time_a_person_took_is_not_counted_as_latency(db: Database) -> None:

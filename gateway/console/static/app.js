@@ -189,6 +189,42 @@ document.addEventListener('htmx:after:swap', () => {
   }
 });
 
+// --- a time chosen by dragging over bars; a press on one follows its link ---
+
+let brush = null;
+const bars = svg => all('.hit', svg);
+const between = (svg, x) => bars(svg).filter(bar => {
+  const box = bar.getBoundingClientRect();
+  return box.right > Math.min(brush.x, x) && box.left < Math.max(brush.x, x);
+});
+document.addEventListener('pointerdown', event => {
+  const svg = event.target.closest?.('[data-brush]');
+  if (svg && event.button === 0) brush = { svg, x: event.clientX, moved: false };
+});
+document.addEventListener('pointermove', event => {
+  if (!brush || (!brush.moved && Math.abs(event.clientX - brush.x) < 5)) return;
+  brush.moved = true;
+  const chosen = new Set(between(brush.svg, event.clientX));
+  for (const bar of bars(brush.svg)) bar.classList.toggle('in', chosen.has(bar));
+});
+document.addEventListener('pointerup', event => {
+  const { svg, moved } = brush ?? {};
+  if (moved) chooseTime(between(svg, event.clientX));
+  setTimeout(() => { brush = null; }); // after the click that this may be
+});
+document.addEventListener('pointercancel', () => { brush = null; });
+document.addEventListener('dragstart', event => { if (brush) event.preventDefault(); });
+document.addEventListener('click', event => { if (brush?.moved) event.preventDefault(); }, true);
+
+function chooseTime(chosen) {
+  const form = one('#filter');
+  if (!chosen.length || !form) return;
+  form.elements.from.value = chosen[0].dataset.from;
+  form.elements.to.value = chosen.at(-1).dataset.to;
+  form.elements.since.value = '';
+  form.requestSubmit();
+}
+
 // --- forms ---
 
 // What is empty does not belong into an address.
