@@ -13,6 +13,7 @@ SETTLE_SECONDS = 0.2  # saves, requests, changes and rows that come together are
 MOMENT_SECONDS = 2.0  # a wait nobody minds; and between two looks, where a signal may be lost
 LONGEST_PAUSE_SECONDS = 300.0  # between two tries of what keeps failing, as we or others ask for
 FETCH_SECONDS = 5.0  # for something small that a caller waits for: keys, a link, a document
+CHARS_A_TOKEN = 4.6  # on average, as far as anybody can tell without the model's own counting
 LARGE_BYTES = 256 * 1024  # of an answer: a larger one waits for room, and for a worker to read it
 STEP_BYTES = 65_536  # at a time, of a body or an answer: a millisecond's work
 NAME_CHARS = 128  # of a name, a title, a client, a value on one line
@@ -48,6 +49,11 @@ INPUT_BYTES = 16 * 1024  # of a tool's input as it is listed, where there is roo
 LISTED_BYTES = 1536 * 1024  # of the inputs of all tools of a definition, where they are few
 MAX_SCHEMA_BYTES = 64 * 1024  # of an input that no pruning brings below, an answer, look-ups
 MAX_TOOL_BYTES = 512 * 1024  # of the schema of one tool, whole
+
+# --- plain ----------------------------------------------------------------------------------------
+
+PLAIN_STEP_BYTES = 24  # that a property takes at least: as many are looked at as there is room for
+PLAIN_LEVELS = 8  # of objects and arrays inside one another: models' providers take five to ten
 
 # --- connectors -----------------------------------------------------------------------------------
 

@@ -184,8 +184,8 @@ class Tool:
     keywords: str = ""  # parameter names and tags, for search
     security: str = ""  # the credentials the definition asks for, in a canonical spelling
     lookups: bytes = b""  # JSON: rules by argument for what can be looked up ("": the body's)
-    # Packed JSON, where `input_schema` leaves something out: large, or asked of nobody.
-    whole_schema: bytes = b""
+    whole_schema: bytes = b""  # packed JSON, where `input_schema` leaves something out
+    forms: Mapping[str, bytes] = field(default_factory=dict)  # the entry, where plain is otherwise
 
 
 # In a tool's whole schema: by name, what an object always has and nobody is asked for.
@@ -423,7 +423,7 @@ HEADERS_META = "gateway/headers"  # in its `_meta`: of an API's answer
 
 # --- as bytes -------------------------------------------------------------------------------------
 
-BUILD_CODEC_VERSION = "3"  # another one: what is stored is built anew
+BUILD_CODEC_VERSION = "4"  # another one: what is stored is built anew
 
 encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # two of them are compared
 decode_tool = msgspec.msgpack.Decoder(Tool).decode

@@ -26,7 +26,13 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.limits import MAX_PROBLEMS, MAX_PROPERTY_WORDS, MAX_TOOL_NAME, NAME_CHARS
+from gateway.limits import (
+    CHARS_A_TOKEN,
+    MAX_PROBLEMS,
+    MAX_PROPERTY_WORDS,
+    MAX_TOOL_NAME,
+    NAME_CHARS,
+)
 from gateway.markup import plain_text
 from gateway.model import (
     OWN_TOOL_NAMES,
@@ -269,8 +275,10 @@ def description_of(source: Source, text: str, note: str = "") -> str:
 
 def renamed(tool: Tool, name: str) -> Tool:
     """The same tool under another name."""
-    entry = orjson.dumps({**orjson.loads(tool.entry), "name": name})
-    return replace(tool, name=name, entry=entry, tokens=token_cost(entry))
+    texts = {"full": tool.entry, **tool.forms}
+    named = {form: orjson.dumps({**orjson.loads(texts[form]), "name": name}) for form in texts}
+    entry = named.pop("full")
+    return replace(tool, name=name, entry=entry, tokens=token_cost(entry), forms=named)
 
 
 def tool_annotations(title: str, access: Access, method: str) -> dict[str, str | bool]:
@@ -286,7 +294,12 @@ def tool_annotations(title: str, access: Access, method: str) -> dict[str, str |
 
 def token_cost(entry: bytes) -> int:
     """About how much of a model's context one entry takes: a token is 4.6 characters on average."""
-    return math.ceil(len(entry.decode()) / 4.6)
+    return math.ceil(len(entry.decode()) / CHARS_A_TOKEN)
+
+
+def listed_tokens(tool: Tool, form: str) -> int:
+    """What an entry costs those who are sent it in this form."""
+    return token_cost(tool.forms[form]) if form in tool.forms else tool.tokens
 
 
 def fingerprint(source: Source, tool: Tool) -> str:

@@ -13,6 +13,7 @@ import yaml
 
 from gateway.model import Body, Build, HttpOperation, Source, Tool, whole_schema
 from gateway.openapi.build import build_openapi
+from gateway.plain import forms_of
 
 Json = dict[str, Any]
 
@@ -125,6 +126,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, Tool):
         given["entry"] = orjson.loads(value.entry)
         assert given["entry"].pop("inputSchema") == schema_of(value)
+        assert given.pop("forms") == forms_of(value.entry)
         given["whole_schema"] = whole_schema(value) if value.whole_schema else b""
     usual = {each.name: each.default for each in fields(value)}
     return {name: shown(each) for name, each in given.items() if each != usual[name]}

@@ -29,7 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 FIGURES = tomllib.loads((ROOT / "tests/house.toml").read_text(encoding="utf-8"))
 
-PLAIN = {"errors", "model", "blocklist", "limits", "markup", "naming"}
+PLAIN = {"errors", "model", "blocklist", "limits", "markup", "naming", "plain"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {
@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "limits": set(),
     "markup": set(),
     "naming": {"errors", "limits", "markup", "model"},
+    "plain": {"limits", "model", "naming"},
     "model": {"errors"},
     "blocklist": {"errors", "model", "limits"},
     "telemetry": {"store"},

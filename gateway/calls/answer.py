@@ -122,9 +122,11 @@ def _whole_result(body: bytes, media_type: str) -> Result:
     return result
 
 
-def preview_result(result_id: str, body: bytes, media_type: str, *, cut: bool = False) -> Result:
+def preview_result(
+    result_id: str, body: bytes, media_type: str, *, cut: bool = False, chars: int = PREVIEW_CHARS
+) -> Result:
     """What a caller gets in place of an answer that is too large to show."""
-    preview, kind = _preview(body, media_type), essence(media_type) or "unknown type"
+    preview, kind = _preview(body, media_type)[:chars], essence(media_type) or "unknown type"
     more = " There was more, which the gateway did not read." if cut else ""
     said = (
         f"The answer is too large to show: {len(body)} bytes, {kind}.{more} Read it in parts with "
@@ -280,13 +282,20 @@ def _text(text: str) -> dict[str, Any]:
 
 
 async def read_part(
-    work: Work, body: bytes, media_type: str, *, pointer: str, offset: int, limit: int
+    work: Work,
+    body: bytes,
+    media_type: str,
+    *,
+    pointer: str,
+    offset: int,
+    limit: int,
+    most: int = STEP_BYTES,
 ) -> dict[str, Any]:
     """`{bytes, total, offset, value, next_offset?}` of the part that the pointer leads to.
 
-    A limit of 0: as much as is good to read at once.
+    A limit of 0: as much as is good to read at once; never more than `most` bytes.
     """
-    asked, data = json.dumps([pointer, offset, limit]), None
+    asked, data = json.dumps([pointer, offset, limit, most]), None
     if len(body) > LARGE_BYTES and may_be_json(body, media_type):
         data = await work(part_in_worker, body, media_type, asked)
         media_type = CUT_JSON  # what takes too much is read as text
@@ -306,39 +315,41 @@ def part_in_worker(body: bytes, media_type: str, asked: str) -> bytes:
         return orjson.dumps({"refusal": refusal.as_dict()})
 
 
-def part_of(body: bytes, media_type: str, pointer: str, offset: int, limit: int) -> dict[str, Any]:
+def part_of(
+    body: bytes, media_type: str, pointer: str, offset: int, limit: int, most: int = STEP_BYTES
+) -> dict[str, Any]:
     """`{total, offset, value, next_offset?}` of the part that the pointer leads to."""
     value = as_json(body, media_type)
     if value is NOT_JSON and pointer:
         words = "can't be followed: this result is not JSON, was cut, or is too intricate"
         raise problem("pointer", words)
     if value is NOT_JSON or (not pointer and not isinstance(value, (list, str))):
-        return _characters(text_or_base64(body, media_type), offset, limit)
+        return _characters(text_or_base64(body, media_type), offset, limit, most)
     target = _follow(value, pointer)
     if isinstance(target, list):
-        return _items(target, pointer, offset, limit)
+        return _items(target, pointer, offset, limit, most)
     text = target if isinstance(target, str) else orjson.dumps(target).decode()
-    return _characters(text, offset, limit)
+    return _characters(text, offset, limit, most)
 
 
-def _characters(text: str, offset: int, limit: int) -> dict[str, Any]:
+def _characters(text: str, offset: int, limit: int, most: int) -> dict[str, Any]:
     wanted = limit or 10 * PREVIEW_CHARS
-    value = text[offset : offset + min(wanted, STEP_BYTES)].encode("utf-8", "replace")
-    return _part(len(text), offset, value[:STEP_BYTES].decode("utf-8", "ignore"))
+    value = text[offset : offset + min(wanted, most)].encode("utf-8", "replace")
+    return _part(len(text), offset, value[:most].decode("utf-8", "ignore"))
 
 
-def _items(items: list[Any], pointer: str, offset: int, limit: int) -> dict[str, Any]:
+def _items(items: list[Any], pointer: str, offset: int, limit: int, most: int) -> dict[str, Any]:
     value: list[Any] = []
     size = 0
     for item in items[offset : offset + (limit or DEFAULT_ITEMS)]:
         size += len(orjson.dumps(item)) + 1
-        if size > STEP_BYTES:
+        if size > most:
             break
         value.append(item)
     if not value and offset < len(items):
         raise Fixable(
             "invalid_arguments",
-            f"Item {offset} alone is larger than {STEP_BYTES} bytes.",
+            f"Item {offset} alone is larger than {most} bytes.",
             f"Read it with the pointer {pointer}/{offset}.",
         )
     return _part(len(items), offset, value)

@@ -200,7 +200,7 @@ class Discoverer:
             return known if same else replace(known, definition=definition)
         source = source_of(look.name, look.settings, look.limits, definition.location)
         if source.kind == "mcp":
-            build = _build_listing(definition.raw, source)
+            build = await asyncio.to_thread(_build_listing, definition.raw, source)
         else:
             source = replace(source, given=look.given_names)
             build = await self.workers.build(definition.packed, source, deadline=BUILD_SECONDS)

@@ -55,6 +55,7 @@ class ConnectionState:
     problems: tuple[Problem, ...] = ()
     clashes: tuple[Skipped, ...] = ()  # what would be tools, but for names that others have
     digests: Mapping[str, bytes] = field(default_factory=dict)  # of entries, by tool
+    other_digests: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # and by form
     tokens: int = 0
 
     @property
@@ -146,6 +147,11 @@ def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState
         state,
         tools=ordered,
         digests={tool.name: blake2b(tool.entry, digest_size=16).digest() for tool in ordered},
+        other_digests={
+            (form, tool.name): blake2b(entry, digest_size=16).digest()
+            for tool in ordered
+            for form, entry in tool.forms.items()
+        },
         tokens=sum(tool.tokens for tool in ordered),
     )
 

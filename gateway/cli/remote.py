@@ -44,9 +44,11 @@ from gateway.limits import (
 
 VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
+CLIENT = "gateway-cli"
 META = {
     VERSION_KEY: VERSION,
-    "io.modelcontextprotocol/clientInfo": {"name": "gateway-cli", "version": __version__},
+    CLIENT_KEY: {"name": CLIENT, "version": __version__},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 # What the gateway's hints name for models and for REST, as somebody at a terminal has it.
@@ -121,12 +123,14 @@ class Remote:
         params: dict[str, Any],
         name: str | None = None,
         hear: Hear | None = None,
+        client: str = CLIENT,
     ) -> Any:
         """The answer to one MCP request: its result, or the error object where it is refused.
 
         `hear` is given the progress that is told before it.
         """
-        meta = META | ({"progressToken": 1} if hear else {})
+        meta: dict[str, Any] = META | {CLIENT_KEY: {"name": client, "version": __version__}}
+        meta |= {"progressToken": 1} if hear else {}
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
         headers = {
             "Accept": "application/json, text/event-stream",

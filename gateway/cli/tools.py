@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gateway.cli.remote import Hear, Remote, completes, in_commands, remote_command
+from gateway.cli.remote import CLIENT, Hear, Remote, completes, in_commands, remote_command
 from gateway.cli.terminal import console_of, fail, note, plain, say, show_table, span
 from gateway.naming import token_cost
 
@@ -27,12 +27,13 @@ def list_tools(
     search: Annotated[
         list[str] | None, typer.Argument(help="Words for what you want to do, or part of a name.")
     ] = None,
+    client: Annotated[str, typer.Option(help="As a client of this name is sent them.")] = CLIENT,
 ) -> None:
     """List the tools you can call, or find the ones for a task.
 
     Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
     """
-    listed = _tools(gateway)
+    listed = _tools(gateway, client)
     if words := " ".join(search or ()):
         listed = _found(gateway, words, {tool["name"]: tool for tool in listed})
     rows = [
@@ -112,11 +113,11 @@ def _waiting(gateway: Remote) -> Iterator[Hear]:
         status.stop()
 
 
-def _tools(gateway: Remote) -> list[dict[str, Any]]:
+def _tools(gateway: Remote, client: str = CLIENT) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
-        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
+        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {}, client=client)
         if error := answer.get("error"):
             fail(error.get("message", "the list was refused"))
         found += answer["result"]["tools"]

@@ -29,6 +29,7 @@ from gateway.config.connection import (
 )
 from gateway.model import Level
 
+Results = Literal["both", "text", "structured"]
 RESTART_TABLES = ("server", "store")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 ADDRESSED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # bundles, workflows, steps
@@ -105,10 +106,20 @@ class OAuthSettings(Claims):
         return self
 
 
-class ClientSettings(Table):
-    """One client that is known beforehand."""
+class Profile(Table):
+    """What the clients are sent whose name fits `match`."""
 
-    client_id: str
+    match: str | None = Field(default=None, min_length=1, max_length=128)
+    schema_: Literal["full", "plain"] = Field(default="full", alias="schema")
+    results: Results = "both"
+    max_output_tokens: PositiveInt | None = None
+    page_tools: int | None = Field(default=None, ge=1, le=100_000)
+
+
+class ClientSettings(Profile):
+    """One client that is known beforehand: how it signs in, what it is sent, or both."""
+
+    client_id: str | None = None
     client_secret: SecretStr | None = None
     display_name: str | None = None
     redirect_uris: Strings = ()
@@ -116,6 +127,13 @@ class ClientSettings(Table):
 
     @model_validator(mode="after")
     def _has_a_use(self) -> ClientSettings:
+        shown = Profile.model_fields.keys() - {"match"}
+        if self.match is None and shown & self.model_fields_set:
+            raise ValueError("needs match: a glob over the name that the client gives itself")
+        if self.client_id is None:
+            if self.match is None or self.model_fields_set - Profile.model_fields.keys():
+                raise ValueError("needs client_id (to sign in), or match alone (to be told apart)")
+            return self
         if self.client_id.startswith("https://"):
             raise ValueError("client_id can't be an address: those are metadata documents")
         if not self.redirect_uris and self.principal is None:

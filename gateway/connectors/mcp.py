@@ -46,6 +46,7 @@ from gateway.naming import (
     unmatched,
     visible,
 )
+from gateway.plain import forms_of
 from gateway.upstream.protocol import TOO_DEEP, mapping
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -212,6 +213,7 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         shown["outputSchema"] = _listed_output(output)
     if annotations := _annotations(raw, source, override.access):
         shown["annotations"] = annotations
+    entry = orjson.dumps({**shown, **_extras(raw, source)})
     tool = Tool(
         name=name,
         local_name=local,
@@ -225,11 +227,12 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         title=_title(raw),
         description=description,
         input_schema=orjson.dumps(schema),
-        entry=orjson.dumps({**shown, **_extras(raw, source)}),
+        entry=entry,
         tokens=token_cost(orjson.dumps(shown)),  # of what a model reads
         upstream=target,
         output_schema=None if output is None else orjson.dumps(output),
         keywords=" ".join(schema.get("properties", {})),
+        forms=forms_of(entry),
     )
     return replace(tool, fingerprint=fingerprint(source, tool))
 

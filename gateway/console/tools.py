@@ -23,6 +23,7 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway.calls.record import output_of
 from gateway.calls.redact import MASK
+from gateway.config.profiles import Form, ShippedProfile, profiles_of, serving_of
 from gateway.console.pages import (
     Sort,
     Visit,
@@ -43,6 +44,7 @@ from gateway.console.pages import (
 from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, SEARCH_ENTRIES, TABLE_ROWS
 from gateway.model import Level, Scope, Tool, json_bytes
+from gateway.naming import listed_tokens
 from gateway.policy.access import decide, may_know
 from gateway.policy.view import bundles_of
 from gateway.web import credentials, rest
@@ -406,9 +408,34 @@ async def access(visit: Visit) -> Response:
         stored=snapshot.stored_permissions is not None,
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),
+        profiles=_profile_rows(visit),
         **await rest.list_client_grants(visit.inquiry),
         **await credentials.list_credentials(visit.inquiry),
     )
+
+
+def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
+    """What each client profile changes of what the visitor's clients are sent."""
+    tools, rows = visit.inquiry.view.direct.values(), []
+    clients = visit.snapshot.settings.clients
+    costs = {form: sum(listed_tokens(tool, form) for tool in tools) for form in get_args(Form)}
+    for name, profile in profiles_of(clients):
+        serving = serving_of(profile)
+        rows.append(
+            {
+                "name": name,
+                "match": profile.match,
+                "shipped": isinstance(profile, ShippedProfile),
+                "schema": profile.schema_,
+                "results": profile.results,
+                "max_output_tokens": profile.max_output_tokens,
+                "page_tools": profile.page_tools,
+                "tokens": costs[serving.form],
+                "why": getattr(profile, "why", ""),
+                "date": getattr(profile, "date", ""),
+            }
+        )
+    return rows
 
 
 async def revoke_client(visit: Visit) -> Response:

@@ -333,7 +333,7 @@ class Era2026:
         principal, scope = exchange.principal, exchange.scope
         check_params(message, request.version)
         wanted: Mapping[str, Any] = message.params["notifications"]
-        lists = self._core.streams.lists(principal, scope)
+        lists = self._core.streams.lists(principal, scope, request.caller.client)
         heard = {"toolsListChanged": True} if wanted.get("toolsListChanged") is True else {}
         holder = f"listen-{secrets.token_hex(8)}"
         meta = {SUBSCRIPTION_ID_META_KEY: message.id}
@@ -346,6 +346,7 @@ class Era2026:
             stream = ClientStream(
                 principal,
                 scope,
+                request.caller.client,
                 exchange.fields.get(b"authorization"),
                 holder=holder,
                 hears=[flag.removesuffix("ListChanged") for flag in heard],

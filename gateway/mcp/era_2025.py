@@ -271,7 +271,7 @@ class Era2025:
         if not exchange.streaming:
             raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         session, streams = await self._open_session(exchange), self._core.streams
-        lists = streams.lists(exchange.principal, exchange.scope)
+        lists = streams.lists(exchange.principal, exchange.scope, session.client)
         # The event id is the digest of the view the client was last told of: a client that comes
         # back with one learns at once of what it missed, whichever process it comes back to. One
         # that has just listed learns of what changed before its stream was open.
@@ -281,6 +281,7 @@ class Era2025:
         stream = ClientStream(
             exchange.principal,
             exchange.scope,
+            session.client,
             exchange.fields.get(b"authorization"),
             holder=session.id,
             hears=("tools", "prompts", "resources", "logs"),

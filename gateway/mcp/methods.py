@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -33,11 +33,12 @@ from starlette.types import Receive, Send
 
 from gateway import __version__
 from gateway.calls.admission import CANCEL
+from gateway.calls.fitting import error_result, fit_result
 from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
-from gateway.limits import NAME_CHARS
+from gateway.limits import MAX_REMEMBERED, NAME_CHARS
 from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
@@ -54,7 +55,7 @@ from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible
 from gateway.store.listed import ListHolder
-from gateway.web.gateway import Gateway, error_result
+from gateway.web.gateway import Gateway
 from gateway.web.guard import Fields, event_frame
 from gateway.web.identity import Identity
 
@@ -164,8 +165,9 @@ async def _discover(request: RpcRequest) -> bytes:
 async def _list_tools(request: RpcRequest) -> bytes:
     core, exchange = request.core, request.exchange
     snapshot = core.gateway.snapshot
-    view = core.gateway.view_of(snapshot, exchange.principal, exchange.scope)
-    size = snapshot.settings.limits.page_tools
+    serving = core.gateway.serving(snapshot, request.caller.client)
+    view = core.gateway.view_of(snapshot, exchange.principal, exchange.scope, serving.form)
+    size = serving.page_tools or snapshot.settings.limits.page_tools
     cursor = request.message.params.get("cursor")
     page = view.page(cursor, size)
     if page is None:
@@ -183,7 +185,8 @@ async def _list_tools(request: RpcRequest) -> bytes:
 async def _call_tool(request: RpcRequest) -> bytes:
     params, gateway, caller = request.message.params, request.core.gateway, request.caller
     snapshot = gateway.snapshot
-    view = gateway.view_of(snapshot, caller.principal, caller.scope)
+    serving = gateway.serving(snapshot, caller.client)
+    view = gateway.view_of(snapshot, caller.principal, caller.scope, serving.form)
     with Flight(request):
         try:
             arguments = params.get("arguments") or {}
@@ -200,6 +203,9 @@ async def _call_tool(request: RpcRequest) -> bytes:
             ) from error
         except GatewayError as error:
             result = error_result(error)
+    if not serving.takes_all:
+        whose, bounded = caller.principal.name, params["name"] != "read_result"
+        result = await fit_result(result, serving, gateway.db, whose, bounded=bounded)
     client, listings = client_of(caller), request.core.listings
     known = listings.known.get(client)
     if known is None or known.digest != view.digest or known.changed is not None:
@@ -251,10 +257,16 @@ METHODS: Mapping[str, Method] = {
 
 
 def client_name(info: object) -> str:
-    """`name/version` as a client says it, bounded."""
+    """`name/version` as a client says it, bounded; its last slash parts the two."""
     if not isinstance(info, dict):
         return ""
-    return f"{info.get('name', '')}/{info.get('version', '')}"[:NAME_CHARS]
+    return _written_name(*(str(info.get(key, ""))[:NAME_CHARS] for key in ("name", "version")))
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _written_name(name: str, version: str) -> str:
+    version = visible(version)[: NAME_CHARS // 4].replace("/", "-")
+    return f"{visible(name)[: NAME_CHARS - 1 - len(version)]}/{version}"
 
 
 def client_of(caller: Caller) -> ListHolder:

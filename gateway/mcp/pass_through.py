@@ -112,9 +112,9 @@ class PassThrough:
             raise method_not_found(method)
         return await handler(Asked(self, snapshot, offered.sole, servers, caller), params)
 
-    def lists(self, principal: Principal, scope: Scope) -> dict[str, str]:
+    def lists(self, principal: Principal, scope: Scope, client: str) -> dict[str, str]:
         """What tells a view's lists from others, by kind: of tools, of prompts, of resources."""
-        _, view, offered = self._look(principal, scope)
+        _, view, offered = self._look(principal, scope, client)
         found = {"tools": view.digest}
         for kind in ("prompts", "resources"):
             servers = self._servers_with(kind, offered)
@@ -163,9 +163,12 @@ class PassThrough:
         """What a server last listed to this principal; None: nothing is known of that."""
         return self._listings.get((server.name, asked.caller.principal.name, kind))
 
-    def _look(self, principal: Principal, scope: Scope) -> tuple[Snapshot, View, Offering]:
+    def _look(
+        self, principal: Principal, scope: Scope, client: str = ""
+    ) -> tuple[Snapshot, View, Offering]:
         snapshot = self._gateway.snapshot
-        view = self._gateway.view_of(snapshot, principal, scope)
+        form = self._gateway.serving(snapshot, client).form
+        view = self._gateway.view_of(snapshot, principal, scope, form)
         return snapshot, view, offering(snapshot, principal, view)
 
     async def _meet(self, servers: Iterable[ConnectionState], offered: Offering) -> None:

@@ -58,7 +58,7 @@ WISHED = "mcp_wished"  # the signal: what a session wants
 log = structlog.get_logger(__name__)
 
 # What tells one list from another, by kind: it changes exactly when the list may have.
-Lists = Callable[[Principal, Scope], dict[str, str]]
+Lists = Callable[[Principal, Scope, str], dict[str, str]]  # as a client of this name sees them
 Offers = Callable[[Principal, Scope, str], bool]  # whether a view has what this server offers
 Frame = Callable[[str, Mapping[str, Any], str | None], bytes]  # of a method, params, event id
 
@@ -69,6 +69,7 @@ class ClientStream:
 
     principal: Principal
     scope: Scope
+    client: str  # as it calls itself
     authorization: bytes | None
     holder: str  # the session, or a name of its own: under it the client's wishes are kept
     hears: Collection[str]  # of tools, prompts, resources, logs
@@ -178,10 +179,10 @@ class Streams:
 
         A session hears on one stream, its newest, whatever it has open.
         """
-        found: dict[tuple[bytes | None, Scope], dict[str, str] | None] = {}
+        found: dict[tuple[bytes | None, Scope, str], dict[str, str] | None] = {}
         told: set[tuple[str, str]] = set()
         for stream in list(reversed(self._open)):
-            key = (stream.authorization, stream.scope)
+            key = (stream.authorization, stream.scope, stream.client)
             if key not in found:
                 found[key] = await self._look(stream)
                 await asyncio.sleep(0)  # many principals: let calls through between their views
@@ -209,7 +210,7 @@ class Streams:
             fields = {b"authorization": shown} if shown else {}
             principal = await self._identity.identify(fields, stream.scope.address)
             same = principal.name == stream.principal.name
-            return self.lists(principal, stream.scope) if same else None
+            return self.lists(principal, stream.scope, stream.client) if same else None
         except (Unauthenticated, GatewayError):
             return None
         except Exception as error:  # one stream's trouble must not stop the others' pass

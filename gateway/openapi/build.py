@@ -50,6 +50,7 @@ from gateway.openapi.inputs import Content, Raw, Slot, Surroundings
 from gateway.openapi.keywords import written
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Schemas
+from gateway.plain import forms_of
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
@@ -255,7 +256,8 @@ class _Work:
         tool = replace(plan.tool, name=name, local_name=name.removeprefix(self.source.prefix))
         entry = _entry(tool, is_safe=plan.operation.raw.get("x-ms-safe-operation") is True)
         identity = naming.fingerprint(self.source, tool)
-        return replace(tool, entry=entry, tokens=naming.token_cost(entry), fingerprint=identity)
+        cost, forms = naming.token_cost(entry), forms_of(entry)
+        return replace(tool, entry=entry, tokens=cost, fingerprint=identity, forms=forms)
 
 
 def _entry(tool: Tool, *, is_safe: bool) -> bytes:

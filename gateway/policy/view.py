@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
+from gateway.config.profiles import Form
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
 from gateway.naming import matching
@@ -91,9 +92,13 @@ def standing(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[ob
 
 
 def view(
-    snapshot: Snapshot, principal: Principal, scope: Scope, own_tools: Sequence[OwnTool]
+    snapshot: Snapshot,
+    principal: Principal,
+    scope: Scope,
+    own_tools: Sequence[OwnTool],
+    form: Form = "full",
 ) -> View:
-    """What this principal sees at this address."""
+    """What this principal sees at this address, as clients are sent it in this form."""
     bundle_ids = bundles_of(snapshot, principal, scope)
     bundles = [snapshot.settings.bundles[name] for name in bundle_ids or ()]
     states = [
@@ -118,6 +123,9 @@ def view(
         if _is_listed(tool, snapshot, principal, scope, bool(behind & allowed.keys()))
     ]
     digests = {name: value for state in states for name, value in state.digests.items()}
+    for state in states if form != "full" else ():
+        others = state.other_digests.items()
+        digests |= {name: value for (kind, name), value in others if kind == form}
     listed = (*(tool.digest for tool in own), *(digests[name] for name in names))
     return View(
         scope,
@@ -126,7 +134,7 @@ def view(
         meta,
         frozenset(map(_name, own)),
         (*map(_name, own), *names),
-        (*map(_entry, own), *map(_entry, direct.values())),
+        (*map(_entry, own), *(tool.forms.get(form, tool.entry) for tool in direct.values())),
         listed,
         blake2b(b"".join(listed), digest_size=16).hexdigest(),
         allowed,

@@ -65,7 +65,7 @@ CONNECTION: Shown = {
     "include": {**_TEXTS, "description": "Globs over operation ids."},
     "exclude": _TEXTS,
     "blocklist": {**_TEXTS, "description": "Paths never reached."},
-    "headers": {"type": "object", "additionalProperties": _TEXT},
+    "headers": {"type": "object", "description": "By name, sent with every call."},
 }
 
 
@@ -81,10 +81,11 @@ def declared(
     given = [*inspect.signature(run, eval_str=True).parameters.values()]
     inputs = [each for each in given if get_origin(each.annotation) is Annotated]
     properties = {each.name: each.annotation.__metadata__[0] for each in inputs}
+    required = [each.name for each in inputs if each.default is each.empty]
     schema = {
         "type": "object",
         "properties": {**properties, **(more or {})},
-        "required": [each.name for each in inputs if each.default is each.empty],
+        **({"required": required} if required else {}),
         "additionalProperties": more is not None,
     }
     hints = {

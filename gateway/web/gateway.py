@@ -18,17 +18,20 @@ from difflib import get_close_matches
 from typing import Any
 
 import structlog
+from cachetools import LRUCache
 from msgspec import Struct
 
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
-from gateway.calls.arguments import check_arguments
+from gateway.calls.arguments import check_arguments, whole_numbers
 from gateway.calls.call import Invoker
+from gateway.calls.fitting import error_result, value_result
 from gateway.calls.record import Caller, Door, refusal_of, with_line
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.profiles import Form, Serving, find_serving
 from gateway.errors import (
     Broken,
     GatewayError,
@@ -39,8 +42,14 @@ from gateway.errors import (
     UnknownTool,
     UpstreamRefused,
 )
-from gateway.limits import MAX_REMEMBERED, MOMENT_SECONDS, PING_SECONDS, STREAMS_A_PRINCIPAL
-from gateway.model import Principal, Scope, Tool, json_bytes
+from gateway.limits import (
+    MAX_REMEMBERED,
+    MOMENT_SECONDS,
+    NAME_CHARS,
+    PING_SECONDS,
+    STREAMS_A_PRINCIPAL,
+)
+from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view, withheld
@@ -78,6 +87,11 @@ class Inquiry(Struct, frozen=True):
         """How the request came in, as decisions are recorded with it."""
         era = self.caller.era
         return era if era in ("console", "rest") else "mcp"
+
+    def serving(self, client: str = "") -> Serving:
+        """How a client of this name is to be served; none given: the caller's."""
+        client = f"{client[:NAME_CHARS]}/" if client else self.caller.client
+        return self.gateway.serving(self.snapshot, client)
 
     def require_admin(self) -> None:
         """Refuses callers who are not admins."""
@@ -254,6 +268,7 @@ class Gateway:
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded
         self._own = {tool.name: tool for tool in own_tools}
         self._views: dict[tuple[object, ...], View] = {}
+        self._servings: LRUCache[tuple[int, str], Serving] = LRUCache(MAX_REMEMBERED)
         catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
@@ -268,29 +283,38 @@ class Gateway:
         seen = self.view_of(snapshot, caller.principal, caller.scope)
         return Inquiry(self, caller, snapshot, seen)
 
+    def serving(self, snapshot: Snapshot, client: str) -> Serving:
+        """How this client is to be served."""
+        key = (snapshot.revision, client)
+        if key not in self._servings:
+            self._servings[key] = find_serving(snapshot.settings.clients, client)
+        return self._servings[key]
+
     def view(self, principal: Principal, scope: Scope) -> View:
         """What the principal sees at this address now."""
         return self.view_of(self.catalog.current, principal, scope)
 
-    def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> View:
-        """What the principal sees at this address, in this snapshot."""
+    def view_of(
+        self, snapshot: Snapshot, principal: Principal, scope: Scope, form: Form = "full"
+    ) -> View:
+        """What the principal sees at this address, in this snapshot and form."""
         who = principal.name, principal.role, principal.organization, principal.admin
-        key = (snapshot.revision, scope.kind, scope.names, *who)
+        key = (snapshot.revision, scope.kind, scope.names, form, *who)
         found = self._views.get(key)
         if found is None:
             if len(self._views) >= MAX_REMEMBERED:
                 self._views.clear()
-            found = self._views[key] = self._shared_view(snapshot, principal, scope)
+            found = self._views[key] = self._shared_view(snapshot, principal, scope, form)
             self._wake_sleepers(snapshot, found)
         return found
 
-    def _shared_view(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> View:
+    def _shared_view(self, snapshot: Snapshot, who: Principal, scope: Scope, form: Form) -> View:
         """One view for all who see the same: a thousand principals cost the memory of one."""
-        key = (snapshot.revision, standing(snapshot, principal, scope))
+        key = (snapshot.revision, standing(snapshot, who, scope), form)
         found = self._views.get(key)
         if found is None:
-            own_tools = tuple(self._own.values())
-            found = self._views[key] = view(snapshot, principal, scope, own_tools)
+            found = view(snapshot, who, scope, tuple(self._own.values()), form)
+            self._views[key] = found
         return found
 
     def _wake_sleepers(self, snapshot: Snapshot, seen: View) -> None:
@@ -358,7 +382,7 @@ class Gateway:
     ) -> dict[str, Any]:
         try:
             check_arguments(tool.schema, arguments)
-            found = await tool.run(inquiry, **_whole_numbers(arguments))
+            found = await tool.run(inquiry, **whole_numbers(arguments))
             return found if tool.gives_result else value_result(found)
         except InsufficientScope:
             raise  # its client is to ask for more, as it would for the tool itself
@@ -471,29 +495,3 @@ def told_name(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:
         return result
     words = f"{name} is called {tool.name} now, and answers to the old name for 30 days at most."
     return with_line(result, words, {RENAMED_META: {"from": name, "to": tool.name}})
-
-
-def value_result(value: dict[str, Any]) -> dict[str, Any]:
-    """A result with this object as text and as structured content."""
-    return {
-        "content": [{"type": "text", "text": json_bytes(value).decode()}],
-        "structuredContent": value,
-        "isError": False,
-    }
-
-
-def error_result(error: GatewayError) -> dict[str, Any]:
-    """A failed result: the sentence as text, code and hint as structured content."""
-    return {
-        "content": [{"type": "text", "text": error.sentence}],
-        "structuredContent": {"error": error.as_dict()},
-        "isError": True,
-    }
-
-
-def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
-    """JSON has one kind of number: `2.0` fits an integer, but Python can't count with it."""
-    return {
-        name: int(min(value, 2.0**53)) if isinstance(value, float) and value.is_integer() else value
-        for name, value in arguments.items()
-    }

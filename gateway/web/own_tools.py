@@ -24,8 +24,10 @@ from gateway.calls.lookups import LookUp
 from gateway.catalog.changes import Report
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
-from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, SUMMARY_CHARS
+from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, STEP_BYTES, SUMMARY_CHARS
 from gateway.model import Tool, whole_schema, without_constants
+from gateway.naming import listed_tokens
+from gateway.plain import in_form, plain_input
 from gateway.policy.access import level, may_know
 from gateway.store import ledger
 from gateway.store.ledger import Filter
@@ -88,6 +90,7 @@ async def list_dynamic_tools(
     offset: Offset = 0,
     limit: Limit = PAGE_ENTRIES,
     cursor: Cursor = "",
+    client: str = "",  # over REST: what they cost a client of this name
 ) -> Shown:
     """The tools of all connections that you may call, with their access, risk and token cost. Give
     `search` to find one by words, `connection` to see one API's. What is not in your own list of
@@ -97,11 +100,11 @@ async def list_dynamic_tools(
     if search:
         names = await inquiry.gateway.search(inquiry.snapshot, search, set(names), len(names))
     page, following = _page(names, offset, limit, "" if search else cursor)
-    permissions = inquiry.snapshot.permissions
+    permissions, form = inquiry.snapshot.permissions, inquiry.serving(client).form
     return {
-        "tools": [shown.tool_row(tools[name], permissions) for name in page],
+        "tools": [shown.tool_row(tools[name], permissions, form) for name in page],
         "total": len(names),
-        "tokens": sum(tools[name].tokens for name in names),
+        "tokens": sum(listed_tokens(tools[name], form) for name in names),
         "revision": inquiry.snapshot.revision,
         "next": None if search else following,
     }
@@ -276,6 +279,8 @@ async def read_result(
             "Make the call again; results are kept for an hour.",
         )
     wanted: Shown = {"pointer": pointer, "offset": offset, "limit": limit}
+    if (most := inquiry.serving().max_output_chars) is not None:  # half: quotes take room, too
+        wanted["most"] = max(1, min(STEP_BYTES, most // 2))
     part = await read_part(gateway.work, kept.body, kept.media_type, **wanted)
     return {"result_id": result_id, **part}
 
@@ -348,7 +353,7 @@ async def lookup_values(
 async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING) -> Shown:
     """The input schema of a tool whose inputs depend on each other, for those you have."""
     schema = await _look_up(inquiry, tool, known).schema()
-    return {"tool": tool, "input_schema": schema}
+    return {"tool": tool, "input_schema": in_form(schema, inquiry.serving().form)}
 
 
 def _look_up(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> LookUp:
@@ -410,7 +415,7 @@ async def mcp_list_tools(
             "mcp_search_tools gives the server_id of each tool.",
         )
     page, following = _page(tools, offset, limit, cursor)
-    rows = [shown.tool_summary(seen[name]) for name in page]
+    rows = [shown.tool_summary(seen[name], inquiry.serving().form) for name in page]
     said = {"instructions": told} if (told := inquiry.instructions(server_id)) else {}
     return {"tools": rows, "total": len(tools), "next": following, **said}
 
@@ -423,7 +428,7 @@ async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_
     names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
     servers = dict.fromkeys(tools[name].connection for name in names or tools)
     return {
-        "tools": [shown.tool_summary(tools[name]) for name in names],
+        "tools": [shown.tool_summary(tools[name], inquiry.serving().form) for name in names],
         "servers": [shown.server_summary(*inquiry.server(name)) for name in servers],
     }
 
@@ -444,12 +449,13 @@ async def mcp_get_tool_schema(
             "Raise limits.max_schema_bytes to read it.",
         )
     given = tool.output_schema if len(tool.output_schema or b"") <= bound else None
+    form, answer = inquiry.serving().form, orjson.loads(given) if given and output else None
     return {
-        **shown.tool_summary(tool),
+        **shown.tool_summary(tool, form),
         "description": tool.description,
         "risk": tool.risk,
-        "input_schema": orjson.loads(schema),
-        **({"output_schema": orjson.loads(given) if given else None} if output else {}),
+        "input_schema": plain_input(tool) if form == "plain" else orjson.loads(schema),
+        **({"output_schema": in_form(answer, form)} if output else {}),
         **({"cut": f"all of it takes {len(whole)} bytes"} if len(whole) > bound else {}),
     }
 

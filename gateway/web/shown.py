@@ -17,10 +17,11 @@ from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_o
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as, secrets_of
+from gateway.config.profiles import Form
 from gateway.config.settings import Permissions
 from gateway.limits import SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
-from gateway.naming import cut
+from gateway.naming import cut, listed_tokens
 from gateway.policy.access import admin_level, decide, level, user_level
 from gateway.policy.view import View
 from gateway.store.oauth import ClientGrant
@@ -48,10 +49,11 @@ def _fields(value: object, names: list[str]) -> dict[str, Any]:
 # --- tools and connections ------------------------------------------------------------------------
 
 
-def tool_row(tool: Tool, permissions: Permissions) -> dict[str, Any]:
-    """One tool in a list."""
+def tool_row(tool: Tool, permissions: Permissions, form: Form = "full") -> dict[str, Any]:
+    """One tool in a list, with what it costs in the form that the reader is sent."""
     confirmed = decide(tool, permissions).outcome == "confirm"
-    return _fields(tool, _TOOL) | {"requires_confirmation": confirmed}
+    told = {"tokens": listed_tokens(tool, form), "requires_confirmation": confirmed}
+    return _fields(tool, _TOOL) | told
 
 
 def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
     }
 
 
-def tool_summary(tool: Tool) -> dict[str, Any]:
+def tool_summary(tool: Tool, form: Form = "full") -> dict[str, Any]:
     """One tool in the lists of `mcp_*` tools, which are read to choose from."""
     return {
         "server_id": tool.connection,
@@ -75,7 +77,7 @@ def tool_summary(tool: Tool) -> dict[str, Any]:
         "title": tool.title,
         "summary": cut(tool.description, SUMMARY_CHARS),
         "access": tool.access,
-        "tokens": tool.tokens,
+        "tokens": listed_tokens(tool, form),
     }
 
 

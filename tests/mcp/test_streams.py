@@ -51,6 +51,7 @@ async def running(wire: Wire) -> AsyncIterator[ClientStream]:
     stream = ClientStream(
         Principal("ann"),
         Scope(),
+        "",
         None,
         holder="one",
         hears=("tools",),

@@ -21,6 +21,7 @@ from gateway.calls.credentials import Credentials
 from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import Snapshot
+from gateway.config.profiles import Serving, find_serving
 from gateway.config.settings import Settings
 from gateway.errors import Fixable, UnknownTool
 from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
@@ -111,8 +112,13 @@ class Toolbox:
         entries = tuple(orjson.dumps(one) for one in self._tools(principal, scope).values())
         return Listing(entries, digest(b"\n".join(entries)), self.page_size)
 
-    def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> Listing:
+    def view_of(
+        self, snapshot: Snapshot, principal: Principal, scope: Scope, form: str = "full"
+    ) -> Listing:
         return self.view(principal, scope)
+
+    def serving(self, snapshot: Snapshot, client: str) -> Serving:
+        return find_serving({}, client)
 
     def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
         found = self._tools(principal, scope).get(name)
