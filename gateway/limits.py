@@ -102,7 +102,6 @@ CATALOG_LOOK_SECONDS = 1.0  # between two looks at what is due, or at a store th
 FIRST_PAUSE_SECONDS = 5.0  # after a look that failed, twice as long after each
 COMPARED_NODES = 20_000  # of two schemas; what lies beyond counts as changed
 FORMER_NAME_SECONDS = 30 * 86_400.0  # a tool that was renamed answers to the name it had
-MAX_FORMER_NAMES = 10_000  # of one connection: as many as it may have operations
 SEARCH_CHARS = 400  # of a question
 SEARCH_COMPLETIONS = 12  # of a last word that is not finished
 
@@ -225,14 +224,9 @@ COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth
 # --- cli ------------------------------------------------------------------------------------------
 
 ID_CHARS = 12  # of an id that is shown: the time in it, to the millisecond
-TEXT_COLUMNS = 12  # of a text in a table, at least; with less room its column is left out
 COMMAND_SECONDS = 150.0  # for an answer of the gateway: longer than a call waits for a person
-CHECK_SECONDS = 10.0  # for definitions that `gateway check` has to read, all of them together
+CHECK_SECONDS = 20.0  # for definitions that `gateway check` reads, and for a look of `doctor`
 BRIDGE_CALL_SECONDS = 600.0  # for an answer, progress included
-LOOK_SECONDS = 30.0  # for one look of `gateway doctor`, such as at one upstream
-CLOCK_SECONDS = 5.0  # that clocks may differ: a replica is taken for dead after 15
 EXPECTED_CLIENTS = 500  # below that many, the limit on open files is worth a warning
 FREE_BYTES = 1_000_000_000  # on the store's disk: the ledger of a busy day
 CERTIFICATE_DAYS = 21  # before its end: renewal by itself would have come at 30
-MOST_BENCH_SECONDS = 300  # of `gateway bench`: its times are kept in memory
-MOST_BENCH_CONNECTIONS = 256  # more than one client process can drive

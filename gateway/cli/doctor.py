@@ -35,11 +35,11 @@ from gateway.config.settings import LOOPBACK_HOSTS, Settings
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.limits import (
     CERTIFICATE_DAYS,
-    CLOCK_SECONDS,
+    CHECK_SECONDS,
     EXPECTED_CLIENTS,
     FETCH_SECONDS,
     FREE_BYTES,
-    LOOK_SECONDS,
+    HEARTBEAT_SECONDS,
     STEP_BYTES,
     STORE_ROWS,
 )
@@ -105,10 +105,10 @@ async def _look_at_all(settings: Settings, config: Path) -> list[Finding]:
 
 async def _in_time(about: str, look: Look, settings: Settings, config: Path) -> list[Finding]:
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(CHECK_SECONDS):
             return await look(settings, config)
     except TimeoutError:
-        return [Finding("warn", about, f"not looked at to the end in {LOOK_SECONDS:g} s")]
+        return [Finding("warn", about, f"not looked at to the end in {CHECK_SECONDS:g} s")]
     except (GatewayError, ConfigInvalid, OSError) as error:
         return [Finding("fail", about, str(error) or type(error).__name__)]
 
@@ -203,7 +203,7 @@ async def _clock(settings: Settings, config: Path) -> list[Finding]:
                 continue
             found[name] = said.timestamp() - time.time()
             break
-    wrong = {name: off for name, off in found.items() if abs(off) > CLOCK_SECONDS}
+    wrong = {name: off for name, off in found.items() if abs(off) > HEARTBEAT_SECONDS}
     fix = "let NTP set it: tokens and approvals expire by this clock"
     if wrong:
         words = [f"{abs(off):.0f} s apart from {name}'s" for name, off in wrong.items()]

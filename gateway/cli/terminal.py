@@ -27,7 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from gateway.limits import ID_CHARS, MOMENT_SECONDS, TEXT_COLUMNS
+from gateway.limits import ID_CHARS, MOMENT_SECONDS
 
 TITLES = {
     "at": "When",
@@ -125,9 +125,9 @@ def shorten(ids: list[str]) -> list[str]:
 
 def _least_width(cells: Iterable[str], widths: Mapping[str, int]) -> int:
     """What these columns need, and no less."""
-    cut = {name: min(widths[name], TEXT_COLUMNS) for name in TEXTS if name in widths}
+    cut = {name: min(widths[name], ID_CHARS) for name in TEXTS if name in widths}
     if "tool" in widths:
-        cut["tool"] = min(widths["tool"], 2 * TEXT_COLUMNS)
+        cut["tool"] = min(widths["tool"], 2 * ID_CHARS)
     return sum({**widths, **cut}[name] + 2 for name in cells) - 2
 
 

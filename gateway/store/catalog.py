@@ -22,7 +22,7 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
-from gateway.limits import MAX_FORMER_NAMES, STORE_ROWS
+from gateway.limits import MAX_OPERATIONS, STORE_ROWS
 from gateway.model import Found, Level, Problem, RawDefinition, decode_build, encode_build
 from gateway.store import tables
 from gateway.store.cluster import current_revision, write_revision
@@ -196,7 +196,7 @@ def _keep_former(tx: Connection, renamed: Sequence[FormerName]) -> None:
         upsert(tx, _former, values(each))
     for connection in {each.connection for each in renamed}:
         mine = select(_former.c.name).filter_by(connection=connection)
-        beyond = mine.order_by(_former.c.at.desc(), _former.c.name).offset(MAX_FORMER_NAMES)
+        beyond = mine.order_by(_former.c.at.desc(), _former.c.name).offset(MAX_OPERATIONS)
         over = tx.execute(beyond).scalars().all()
         tx.execute(delete(_former).filter_by(connection=connection).where(_former.c.name.in_(over)))
 
