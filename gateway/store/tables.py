@@ -426,7 +426,7 @@ versions = Table(
 
 def make_tables(connection: Connection) -> None:
     """Makes the tables and columns that are not there: all of them, or those that came since."""
-    known = is_current(connection)
+    known = has_tables(connection)
     metadata.create_all(connection)
     if known:
         _add_columns(connection)
@@ -438,17 +438,25 @@ def make_tables(connection: Connection) -> None:
 def _add_columns(connection: Connection) -> None:
     """Adds what rows have come to say since; rows that are there, and older gateways that still
     run beside this one, leave it empty."""
-    there = inspect(connection).get_multi_columns()
-    for table in metadata.sorted_tables:
-        known = {column["name"] for column in there[None, table.name]}
-        for column in table.columns:
-            if column.name not in known:
-                kind = column.type.compile(connection.dialect)
-                added = f'ALTER TABLE {table.name} ADD COLUMN "{column.name}" {kind}'
-                connection.execute(text(added))
+    for column in _missing_columns(connection):
+        kind = column.type.compile(connection.dialect)
+        added = f'ALTER TABLE {column.table.name} ADD COLUMN "{column.name}" {kind}'
+        connection.execute(text(added))
+
+
+def _missing_columns(connection: Connection) -> list[Column[Any]]:
+    found = inspect(connection).get_multi_columns()
+    there = {(table, column["name"]) for (_, table), them in found.items() for column in them}
+    columns = [column for table in metadata.sorted_tables for column in table.columns]
+    return [column for column in columns if (column.table.name, column.name) not in there]
 
 
 def is_current(connection: Connection) -> bool:
+    """Whether everything that this gateway reads is there, as once it has served from the store."""
+    return has_tables(connection) and not _missing_columns(connection)
+
+
+def has_tables(connection: Connection) -> bool:
     """Whether the tables are there; refuses those of another version than this gateway's.
 
     There is one version so far. A later one is told apart here from those that came before, and

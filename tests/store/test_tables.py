@@ -12,7 +12,7 @@ from gateway.errors import ConfigInvalid
 from gateway.store.approvals import create_approval, get_approval
 from gateway.store.database import Database
 from gateway.store.ledger import begin, get_execution
-from gateway.store.tables import VERSION
+from gateway.store.tables import VERSION, is_current
 from tests.databases import PostgresServer
 from tests.processes import START_SECONDS
 from tests.store.rows import approval, execution
@@ -59,7 +59,9 @@ async def test_store_from_before_a_column_came_goes_on(db: Database, store_url: 
     came = [("executions", "granted"), ("approvals", "waits_at"), ("approvals", "grant_id")]
     for table, column in came:
         await db.write(partial(_drop_column, table, column))
+    assert not await db.read(is_current)  # commands that only look do not read it
     async with Database(store_url) as later, Database(store_url):
+        assert await later.read(is_current)
         assert await get_approval(later, "a1") == approval()
         assert await get_execution(later, "e1") == waiting
         allowed = execution(id="e2", granted={"id": "g1", "by": "eve"})
