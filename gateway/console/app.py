@@ -32,7 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.admission import Throttle
 from gateway.calls.record import Caller
-from gateway.console import calls, connections, executions, tools
+from gateway.console import access, calls, connections, executions, tools
 from gateway.console.pages import (
     Backend,
     Navigation,
@@ -93,7 +93,7 @@ PAGES: Mapping[str, Handler] = {
     "/charts": executions.charts,
     "/executions": executions.executions,
     "/executions/{id}": executions.execution,
-    "/access": tools.access,
+    "/access": access.access,
 }
 LIVE: Mapping[str, Live] = {
     "": (calls.shown_overview, "stats picture worries feed health"),
@@ -112,11 +112,11 @@ ACTIONS: Mapping[str, Handler] = {
     "/approvals/{id}": calls.decide,
     "/standing-grants/{id}/revoke": calls.revoke,
     "/executions/{id}/cancel": executions.cancel,
-    "/access/{name}": tools.choose,
-    "/grants/{id}/revoke": tools.revoke_client,
-    "/credentials/{name}/sign-in": tools.sign_in,
-    "/credentials/{name}/sign-out": tools.sign_out,
-    "/permissions": tools.permissions,
+    "/access/{name}": access.choose,
+    "/grants/{id}/revoke": access.revoke_client,
+    "/credentials/{name}/sign-in": access.sign_in,
+    "/credentials/{name}/sign-out": access.sign_out,
+    "/permissions": access.permissions,
     "/sign-out": _sign_out,
 }
 

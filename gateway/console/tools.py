@@ -4,52 +4,42 @@ A form is read off the input schema: simple values get a field of their own, obj
 them, to a depth; whatever is more involved is written as JSON. The posted fields are read off the
 schema again, so that a post can't bring one the form did not have. Arguments are checked later,
 where every call's are: here a value only becomes what its field's type says, or stays text.
-
-Who sees what: one's own access, and for admins everyone's.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from gateway.calls.record import output_of
 from gateway.calls.redact import MASK
-from gateway.config.profiles import Form, ShippedProfile, profiles_of, serving_of
 from gateway.console.pages import (
     Sort,
     Visit,
-    choose_rows,
     clip,
     clip_text,
     download,
     file_links,
     fragment,
     link,
-    list_page,
     mcp_url,
     page,
     pretty,
     sort_rows,
-    toast,
 )
 from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, SEARCH_ENTRIES, TABLE_ROWS
-from gateway.model import Level, Scope, Tool, json_bytes
-from gateway.naming import listed_tokens
-from gateway.policy.access import decide, may_know
-from gateway.policy.view import bundles_of
-from gateway.web import credentials, rest
+from gateway.model import Tool, json_bytes
+from gateway.policy.access import decide
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import access_row, tool_row
+from gateway.web.shown import tool_row
 
 
 async def tools(visit: Visit) -> Response:
@@ -285,17 +275,23 @@ def form_arguments(schema: Mapping[str, Any], form: Mapping[str, str]) -> dict[s
 
 
 def _fields(
-    schema: Mapping[str, Any], root: Mapping[str, Any], above: tuple[str, ...], values: Any
+    schema: Mapping[str, Any],
+    root: Mapping[str, Any],
+    above: tuple[str, ...],
+    values: Any,
+    *,
+    optional: bool = False,
 ) -> Iterator[FormField]:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
         return
-    required = required if isinstance(required, list) else []
+    # What an object must have is asked for where the object itself is.
+    required = required if isinstance(required, list) and not optional else []
     for name in sorted(properties, key=lambda key: key not in required):
         inner, path = _resolve(properties[name], root), (*above, name)
         value = values.get(name) if isinstance(values, Mapping) else None
         if not above and _type(inner) == "object" and inner.get("properties"):
-            yield from _fields(inner, root, path, value)
+            yield from _fields(inner, root, path, value, optional=name not in required)
         else:
             yield _field(path, inner, name in required, value)
 
@@ -386,109 +382,3 @@ def _parse(text: str, problem: str) -> Any:
 
 def _json(value: Any) -> str:
     return json_bytes(value).decode("utf-8", "replace")
-
-
-# --- who sees what --------------------------------------------------------------------------------
-
-
-async def access(visit: Visit) -> Response:
-    rows = list(islice(_access_rows(visit), TABLE_ROWS))
-    filter = visit.filter("q", "connection", "effective_access")
-    kept = choose_rows(rows, filter, "principal", "role", "organization", "connection")
-    snapshot = visit.snapshot
-    return await list_page(
-        visit,
-        "access.html",
-        "Access",
-        kept,
-        filter,
-        own=[row for row in rows if row["principal"] == visit.principal.name],
-        levels=get_args(Level),
-        permissions=snapshot.written_permissions,
-        stored=snapshot.stored_permissions is not None,
-        settings=snapshot.settings if visit.principal.admin else None,
-        names=sorted({row["connection"] for row in rows}),
-        profiles=_profile_rows(visit),
-        **await rest.list_client_grants(visit.inquiry),
-        **await credentials.list_credentials(visit.inquiry),
-    )
-
-
-def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
-    """What each client profile changes of what the visitor's clients are sent."""
-    tools, rows = visit.inquiry.view.direct.values(), []
-    clients = visit.snapshot.settings.clients
-    costs = {form: sum(listed_tokens(tool, form) for tool in tools) for form in get_args(Form)}
-    for name, profile in profiles_of(clients):
-        serving = serving_of(profile)
-        rows.append(
-            {
-                "name": name,
-                "match": profile.match,
-                "shipped": isinstance(profile, ShippedProfile),
-                "schema": profile.schema_,
-                "results": profile.results,
-                "max_output_tokens": profile.max_output_tokens,
-                "page_tools": profile.page_tools,
-                "tokens": costs[serving.form],
-                "why": getattr(profile, "why", ""),
-                "date": getattr(profile, "date", ""),
-            }
-        )
-    return rows
-
-
-async def revoke_client(visit: Visit) -> Response:
-    """Ends what a client was given at the front door."""
-    grant = await rest.delete_client_grant(visit.inquiry, visit.id)
-    return toast(visit, f"{clip(grant['client_name'], 60)} is let in no longer")
-
-
-async def sign_in(visit: Visit) -> Response:
-    """Leads the visitor to where they sign in to an API as themselves."""
-    found = await credentials.sign_in(visit.inquiry, visit.request.path_params["name"])
-    return RedirectResponse(found["sign_in_url"], 303)
-
-
-async def sign_out(visit: Visit) -> Response:
-    """Forgets what the visitor has given for an API."""
-    found = await credentials.delete_credential(visit.inquiry, visit.request.path_params["name"])
-    return toast(visit, f"Signed out of {clip(found['display_name'], 60)}")
-
-
-def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:
-    """The visitor's own access first, then for an admin that of everyone who is configured."""
-    snapshot, own = visit.snapshot, visit.principal
-    known = visit.backend.identity.principals if own.admin else {}
-    for principal in (own, *(each for name, each in known.items() if name != own.name)):
-        bundles = bundles_of(snapshot, principal, Scope("own"))
-        seen = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
-        counts = Counter(tool.connection for tool in seen.values())
-        for state in visit.inquiry.connections():
-            if may_know(principal, state):
-                yield {
-                    "principal": principal.name,
-                    "admin": principal.admin,
-                    "role": principal.role or "",
-                    "organization": principal.organization or "",
-                    "bundles": list(bundles or ()),
-                    "connection": state.name,
-                    **access_row(snapshot, principal, state),
-                    "tools": counts[state.name],
-                }
-
-
-async def choose(visit: Visit) -> Response:
-    """The visitor's own choice for one connection."""
-    chosen = await rest.choose_access(visit.inquiry, visit.id, visit.form.get("access"))
-    return toast(visit, f"Your access to {visit.id} is now {chosen['user_access']}")
-
-
-async def permissions(visit: Visit) -> Response:
-    """The level for everyone; config.toml's again where `reset` says so."""
-    if visit.form.get("reset"):
-        await rest.delete_permissions(visit.inquiry)
-        return toast(visit, "The permissions of config.toml are in force again")
-    values = await rest.get_permissions(visit.inquiry) | {"level": visit.form.get("level", "")}
-    put = await rest.put_permissions(visit.inquiry, values)
-    return toast(visit, f"Permissions are now {put['level']}")

@@ -108,10 +108,15 @@ def test_each_value_gets_the_control_that_fits() -> None:
         ("/size", "choice", "", False, "any JSON value"),
         ("/fast", "yes_no", "boolean", False, "default: false"),
         ("/tags", "json", "text", False, "a JSON list"),
-        ("/owner/name", "text", "text", True, "string"),
+        ("/owner/name", "text", "text", False, "string"),
         ("/owner/boss", "json", "text", False, "a JSON object"),
         ("/maybe", "number", "number", False, "e.g. 1.5"),
     ]
+
+
+def test_what_an_object_must_have_is_required_where_the_object_is() -> None:
+    needed = form_fields({**SCHEMA, "required": ["id", "owner"]})
+    assert [field.name for field in needed if field.required] == ["/id", "/owner/name"]
 
 
 def test_a_filled_form_means_the_arguments_it_was_made_for() -> None:
