@@ -2,7 +2,8 @@
 
 `npm install` in this folder brings them. `gateway connect` writes their configuration. Each lists
 once, calls a tool, adds an API in the middle of its conversation, and reaches the new tool though
-it may never list again; what the model was told on the way must be what is written here.
+it may never list again; what the model was told on the way must be what is written here. A client
+that lists again by itself need not be told that its list is old.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients.model import Model, Step, model
+from tests.clients.model import Step, model
 from tests.conftest import OPEN, gateway_on
 from tests.peers import provider
 
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 CLIENT_SECONDS = 120.0
 NEW_TOOL = "late_get_items"
 EXPECTED = ("SPQR", NEW_TOOL, "list_dynamic_tools", "/items/1")
+TOLD = 2  # the step whose answer says that there are other tools now
 
 
 def plan(spec: str) -> list[Step]:
@@ -88,20 +90,17 @@ async def _converse(name: str, home: Path, gateway: str, steps: list[Step]) -> b
         words, environment = CLIENTS[name](home, stand_in.url)
         command = str(HERE / "node_modules/.bin" / words[0])
         output = await _run((command, *words[1:]), home, environment)
+    lists_again = any(name.endswith(NEW_TOOL) for tools in stand_in.tools for name in tools)
     missing = [
         f"after step {number} {words!r} is not in {told[:2000]}"
         for number, (words, told) in enumerate(zip(EXPECTED, stand_in.told, strict=False))
-        if words not in told
+        if words not in told and not (number == TOLD and lists_again)
     ]
     if len(stand_in.told) < len(EXPECTED):
         missing.append(f"only {len(stand_in.told)} results came to the model: {output[-2000:]}")
-    print(f"{name}: {_listed_again(stand_in)}; {'; '.join(missing) or 'fine'}")
+    how = "lists again" if lists_again else "lists once"
+    print(f"{name}: {how}; {'; '.join(missing) or 'fine'}")
     return not missing
-
-
-def _listed_again(stand_in: Model) -> str:
-    late = [any(name.endswith(NEW_TOOL) for name in tools) for tools in stand_in.tools]
-    return "lists again" if any(late) else "lists once"
 
 
 async def _run(command: tuple[str, ...], home: Path, environment: dict[str, str]) -> str:

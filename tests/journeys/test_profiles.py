@@ -104,7 +104,7 @@ def text_of(result: CallToolResult) -> list[str]:
         ("somebody", False, True, False),
         ("claude-code", True, False, False),
         ("Anthropic/ClaudeAI", True, False, False),
-        ("Visual Studio Code", False, True, False),
+        ("Visual Studio Code", False, False, False),
         ("gemini-cli-mcp-client-shop", True, False, False),
         ("small agent of mine", True, False, True),
         ("not a small agent", False, True, False),
@@ -184,7 +184,7 @@ async def test_a_result_over_the_clients_bound_is_read_in_parts(shop: Running, m
 async def test_plain_arguments_are_taken_or_the_refusal_says_what_to_change(
     shop: Running, mode: str
 ) -> None:
-    async with called(shop, "Codex", mode) as client:
+    async with called(shop, "openai-mcp", mode) as client:
         fine = await client.call_tool("shop_put_node", {"size": "3", "node": {"next": {}}})
         assert fine.structured_content == {"made": True}
         wrong = await client.call_tool("shop_put_node", {"size": True})
@@ -242,14 +242,14 @@ async def test_an_edit_of_clients_tells_those_it_concerns(make_gateway: GatewayM
 
 async def test_what_lists_cost_is_what_the_client_is_sent(shop: Running) -> None:
     costs = []
-    for name in ("somebody", "Codex"):
+    for name in ("somebody", "openai-mcp"):
         async with called(shop, name, "2026-07-28") as client:
             listed = await client.call_tool("list_dynamic_tools", {"connection": "far"})
             [row] = (listed.structured_content or {})["tools"]
             costs.append(row["tokens"])
     async with api(shop.url) as rest:
         _, whole = await rest("GET", "/tools?connection=far")
-        _, plain = await rest("GET", "/tools?connection=far&client=codex-mcp-client")
+        _, plain = await rest("GET", "/tools?connection=far&client=openai-mcp")
     assert costs == [whole["tokens"], plain["tokens"]]
     assert costs[0] > costs[1]
 
