@@ -39,7 +39,7 @@ test_commands processes test_azure.py test_questions overload_upstreams mcp_serv
 test_cluster test_ledger people_see definition_files test_attacks no_dropped_call
 principals_sessions openid_provider test_idempotency test_renewal test_hostile test_replicas
 test_house test_markup test_executions test_changes oauth/test_provider front_door azure_outages
-unattended""".split()
+unattended test_forms""".split()
 
 OPEN = """
 [auth]

@@ -39,8 +39,8 @@ from gateway.catalog.connections import (
     completed,
     present_in_azure,
     refuse_configured,
+    refuse_look,
     refuse_put,
-    refuse_unsafe,
     remove_from_azure,
     to_be_served,
 )
@@ -158,9 +158,7 @@ class Catalog:
         refuse_put(self.current.settings, name, asked, old, within)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
-            found = await self._discover_new(name, settings)
-            base = with_last_good(at_rest(name, settings, "stored"), self._states.get(name))
-            new = await asyncio.to_thread(adopt, base, found, time.time(), by)
+            new = await self._discover_new(name, settings, by)
             made = settings.model_dump(include={"resource_id", "created_here"}, exclude_unset=True)
             revision = await self._save(new, by, put={**values, **made}, expected=expected)
             self._install(replace(new.state, revision=revision), revision)
@@ -227,13 +225,15 @@ class Catalog:
         fresh = await self._rebuild(self._look(state.name, state.settings), found)
         return replace(new, build=with_credentials_of(new.build, fresh.build))
 
-    async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a put would expose, with nothing stored; what may not be put is not tried."""
-        settings = parse_connection(name, completed(values, self._states.get(name)))
-        refuse_unsafe(self.current.settings, name, settings)
-        found = await self._discover_new(name, settings, planned=True)
-        owner = owner_in(self.current, name, settings)
-        return previewed(name, settings.kind, found, owner=owner)
+    async def preview(
+        self, name: str, values: Mapping[str, Any], within: str | None = None
+    ) -> tuple[dict[str, Any], Adoption]:
+        """What a put would expose and change; nothing is stored, nor tried if it may not be put."""
+        now, old = self.current, self._states.get(name)
+        asked = parse_connection(name, completed(values, old, within))
+        refuse_look(now.settings, name, asked, old, within)
+        new = await self._discover_new(name, asked, planned=True)
+        return previewed(name, asked.kind, new.found, owner=owner_in(now, name, asked)), new
 
     async def refresh(
         self,
@@ -301,8 +301,7 @@ class Catalog:
 
     def group(self) -> list[str]:
         """The connections that come from Azure's resource group."""
-        states = self.current.connections.values()
-        return [state.name for state in states if state.origin == "azure"]
+        return [name for name, state in self._states.items() if state.origin == "azure"]
 
     async def list_group(self, *, asked: bool = False) -> None:
         """Lists Azure's resource group, once for all who ask together, and follows it.
@@ -391,10 +390,11 @@ class Catalog:
             self._swap()
         return Report(name, "failing", error.message)
 
-    async def _discover_new(self, name: str, settings: Connection, planned: bool = False) -> Found:
-        found = await self._discoverer.discover(self._look(name, settings, planned=planned))
-        await self._discoverer.check_addresses(settings, found.build)
-        return found
+    async def _discover_new(self, name: str, new: Connection, by: str = "", **how: Any) -> Adoption:
+        found = await self._discoverer.discover(self._look(name, new, **how))
+        await self._discoverer.check_addresses(new, found.build)
+        base = with_last_good(at_rest(name, new, "stored"), self._states.get(name))
+        return await asyncio.to_thread(adopt, base, found, time.time(), by)
 
     def _look(self, name: str, settings: Connection, **more: Any) -> Look:
         served = self._states[name].build if name in self._states else None

@@ -159,8 +159,19 @@ def refuse_put(
     organization: str | None,
 ) -> None:
     """Refuses what may not be put under this name, or not by an admin of this organization."""
-    refuse_foreign(organization, connection, state)
+    refuse_look(settings, name, connection, state, organization)
     refuse_configured(state, connection)
+
+
+def refuse_look(
+    settings: Settings,
+    name: str,
+    connection: Connection,
+    state: ConnectionState | None,
+    organization: str | None,
+) -> None:
+    """Refuses what may not even be looked at, nor compared with what has this name."""
+    refuse_foreign(organization, connection, state)
     refuse_unsafe(settings, name, connection)
 
 

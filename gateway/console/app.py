@@ -87,6 +87,7 @@ PAGES: Mapping[str, Handler] = {
     "/connections": connections.connections,
     "/connections/new": connections.new,
     "/connections/{name}": connections.connection,
+    "/connections/{name}/edit": connections.edit,
     "/tools": tools.tools,
     "/tool": tools.tool,
     "/approvals": calls.approvals,

@@ -1,4 +1,4 @@
-"""Connections: how they are, adding one with a preview first, and what refreshes changed.
+"""Connections: how they are, adding and editing one with a preview, and what refreshes changed.
 
 A change of one operation is shown as people read it: what it was, what it is, and the lines of its
 input schema that differ.
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 import structlog
@@ -24,7 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.catalog.changes import Adoption
+from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import NAME_RULE
+from gateway.console import forms
+from gateway.console.forms import KINDS, Edit, fields_of, read_asked, refuse_hosts
 from gateway.console.pages import (
     Navigation,
     Visit,
@@ -35,6 +37,7 @@ from gateway.console.pages import (
     file_links,
     fragment,
     go,
+    is_partial,
     list_page,
     navigation,
     page,
@@ -43,29 +46,25 @@ from gateway.console.pages import (
     sort_rows,
     toast,
 )
-from gateway.errors import Fixable, GatewayError
+from gateway.errors import GatewayError
 from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.store.catalog import list_changes
 from gateway.store.secrets import Seal
+from gateway.store.tables import Change
 from gateway.web import own_tools, rest
 from gateway.web.gateway import Gateway
-from gateway.web.guard import PAGE_HEADERS, Form
+from gateway.web.guard import PAGE_HEADERS
+from gateway.web.rest import error_status
 from gateway.web.shown import azure_resource, change_row, tool_row
 
 log = structlog.get_logger("gateway.console")
-
-KINDS = {
-    "openapi": ("OpenAPI definition", "spec"),
-    "mcp": ("MCP server", "url"),
-    "manifest": ("Built-in provider", "manifest"),
-}
 
 
 async def connections(visit: Visit) -> Response:
     nav = await navigation(visit)
     filter = visit.filter("q", "status", "kind")
-    chosen = choose_rows(nav.connections, filter, "name", "display_name", "kind")
+    chosen = choose_rows(nav.connections, filter, "name", "display_name", "kind", "host")
     columns = ("display_name", "status", "tools", "tokens", "last_refresh")
     rows, sort = sort_rows(visit, chosen, filter, *columns)
     lines = await visit.sight.lines("connection", [row["name"] for row in rows])
@@ -93,7 +92,7 @@ async def shown_connection(visit: Visit, nav: Navigation) -> dict[str, Any]:
     filter = visit.filter("change_status", "change_class")
     wanted = {"status": filter["change_status"], "class": filter["change_class"]}
     found = await list_changes(visit.gateway.db, connection=state.name, limit=PAGE_ENTRIES)
-    changes = [change_row(each) | {"diff": compare(each.before, each.after)} for each in found]
+    changes = shown_changes(found)
     return {
         "one": await own_tools.get_connection(visit.inquiry, state.name),
         "skipped": state.skipped[:PAGE_ENTRIES],
@@ -133,91 +132,105 @@ async def decide_change(visit: Visit) -> Response:
     return toast(visit, "Accepted: it is served now" if accept else "Rejected: it stays as it was")
 
 
-# --- adding one -----------------------------------------------------------------------------------
-
-_TITLE = re.compile(r"""["']?title["']?\s*:\s*["']?(\w[^"'\n,}]*)""")
-_NOT_NAME = re.compile(r"[^a-z0-9_-]+")
+# --- adding and editing one -----------------------------------------------------------------------
 
 
 async def new(visit: Visit) -> Response:
     visit.inquiry.require_admin()
-    return await page(
-        visit,
-        "connection_new.html",
-        "Add a connection",
-        kinds={kind: words for kind, (words, _) in KINDS.items()},
-        auths=("none", "bearer", "basic", "api-key"),
-        name_rule=NAME_RULE,
-    )
+    return await form_page(visit, None, {"revision": "0"})
+
+
+async def edit(visit: Visit) -> Response:
+    """The form of a connection that is there; read only, where it is written elsewhere."""
+    visit.inquiry.require_admin()
+    state = visit.inquiry.connection(visit.id)
+    fields = fields_of(state.settings) | {"name": state.name, "revision": str(state.revision)}
+    return await form_page(visit, state, fields)
 
 
 async def preview(visit: Visit) -> Response:
-    """What a put would give, with nothing stored."""
+    """What a put would give and change, with nothing stored."""
     visit.inquiry.require_admin()
-    found = error = None
-    if visit.form.get("source", "").strip():
+    found = problem = None
+    changes: list[dict[str, Any]] = []
+    editing = _edited(visit)
+    if editing or any(visit.form.get(key, "").strip() for key in ("source", "file")):
         try:
-            found = await visit.gateway.catalog.preview(*connection_values(visit.form))
-        except GatewayError as problem:
-            error = problem
-    return fragment(visit, "_preview.html", found=found, error=error, shown=PAGE_ENTRIES)
+            asked = read_asked(visit.form, _known(visit))
+            found, adopted = await _plan(visit, asked)
+            changes = [] if adopted.first else shown_changes(adopted.changes)
+        except GatewayError as error:
+            problem = error
+    shown = {"found": found, "error": problem, "changes": changes}
+    if not is_partial(visit.request):
+        return await form_page(visit, editing, visit.form, **shown)
+    return fragment(visit, "_preview.html", editing=editing, shown=PAGE_ENTRIES, **shown)
 
 
 async def put(visit: Visit) -> Response:
-    """Adds the connection; its tools are served at once."""
+    """Adds the connection, or saves it over what it was; its tools are served at once."""
     visit.inquiry.require_admin()
-    name, values = connection_values(visit.form)
-    if name in visit.snapshot.connections:
-        raise Fixable("connection_invalid", f"There is a connection {name} already.")
-    # A browser that goes away does not leave half a connection behind.
-    await asyncio.shield(own_tools.put(visit.inquiry, name, values, expected=0))
-    return go(visit, f"/console/connections/{name}")
+    try:
+        asked = read_asked(visit.form, _known(visit))
+        if asked.state is not None and asked.leads_elsewhere:
+            await _plan(visit, asked)
+        # A browser that goes away does not leave half a connection behind.
+        saving = own_tools.put(visit.inquiry, asked.name, asked.values, expected=asked.expected)
+        await asyncio.shield(saving)
+    except GatewayError as error:
+        if is_partial(visit.request):
+            said = visit.render("_said.html", problem=error, fields=visit.form)
+            place = {"hx-retarget": "#said", "hx-reswap": "innerHTML"}
+            return Response(said, error_status(error), place, "text/html")
+        page = await form_page(visit, _edited(visit), visit.form, problem=error)
+        page.status_code = error_status(error)
+        return page
+    return go(visit, f"/console/connections/{asked.name}")
 
 
-def connection_values(form: Form) -> tuple[str, dict[str, Any]]:
-    """A posted form as name and settings, the keys of config.toml."""
-    kind, source = form.get("kind", "openapi"), form.get("source", "").strip()
-    name = form.get("name", "").strip() or suggest_name(source, kind)
-    if kind not in KINDS:
-        raise Fixable("connection_invalid", f"kind must be one of {', '.join(KINDS)}")
-    values: dict[str, Any] = {"kind": kind, KINDS[kind][1]: source}
-    optional = ["display_name", "access", "trust", "on_change"]
-    for field in [*optional, "base_url"] if kind == "openapi" else optional:
-        if text := form.get(field, "").strip():
-            values[field] = text
-    if (auth := _auth(form)) is not None:
-        values["auth"] = auth
-    return name, values
+def _known(visit: Visit) -> dict[str, ConnectionState]:
+    return {state.name: state for state in visit.inquiry.connections()}
 
 
-def suggest_name(source: str, kind: str) -> str:
-    """A name for a connection nobody named: of its host, its title, or what it is."""
-    host = urlsplit(source).hostname if "://" in source[:12] else None
-    titled = _TITLE.search(source[:4000])
-    if kind == "manifest":
-        text = source
-    elif titled:
-        text = titled[1].split()[0]
-    elif host is None or host.replace(".", "").isdigit() or ":" in host:
-        text = "api"
-    else:
-        words = [word for word in host.split(".") if word not in ("www", "api", "com", "org", "io")]
-        text = words[0] if words else host
-    return (_NOT_NAME.sub("-", text.lower()).strip("-_0123456789") or "api")[:32]
+def _edited(visit: Visit) -> ConnectionState | None:
+    is_new = visit.form.get("revision", "0") == "0"
+    return None if is_new else _known(visit).get(visit.form.get("name", ""))
 
 
-def _auth(form: Form) -> dict[str, Any] | None:
-    kind, secret = form.get("auth", "none"), form.get("secret", "")
-    match kind:
-        case "bearer":
-            return {"type": kind, "token": secret}
-        case "basic":
-            return {"type": kind, "username": form.get("username", ""), "password": secret}
-        case "api-key":
-            places = {"name": form.get("key_name"), "in": form.get("key_in")}
-            given = {key: value for key, value in places.items() if value}
-            return {"type": kind, "value": secret, **given}
-    return None
+async def _plan(visit: Visit, asked: Edit) -> tuple[dict[str, Any], Adoption]:
+    """A dry run; refused where it would take kept secrets elsewhere."""
+    within = visit.principal.organization
+    found, adopted = await visit.gateway.catalog.preview(asked.name, asked.values, within)
+    refuse_hosts(asked, visit.form, adopted.found.build.tools)
+    return found, adopted
+
+
+async def form_page(
+    visit: Visit, state: ConnectionState | None, fields: Mapping[str, str], **shown: Any
+) -> Response:
+    """The form with what is known, or with what was typed so far."""
+    within, kinds = visit.principal.organization, {k: words for k, (words, _) in KINDS.items()}
+    owner = None
+    if state is not None:
+        kinds = {state.settings.kind: kinds.get(state.settings.kind, "Azure connection")}
+        foreign = within is not None and state.settings.organization != within
+        owner = state.origin if state.origin != "stored" else "others" if foreign else None
+    values: dict[str, Any] = {
+        "editing": state,
+        "owner": owner,  # where it is to be changed, if not here
+        "fields": fields,
+        "kinds": kinds,
+        "forms": forms,
+        "callback": f"{visit.backend.public_url}/oauth/callback",
+        "name_rule": NAME_RULE,
+        "found": None,
+        "error": None,
+        "changes": [],
+        "problem": None,
+        "shown": PAGE_ENTRIES,
+    }
+    title = ("" if owner else "Edit ") + state.name if state else "Add a connection"
+    return await page(visit, "connection_form.html", title, **(values | shown))
 
 
 # --- a change, as people read it ------------------------------------------------------------------
@@ -230,6 +243,14 @@ class Diff:
     rows: tuple[tuple[str, str, str], ...]  # what it is, before, after
     lines: tuple[tuple[str, str], ...]  # sign and text of the input schema
     cut: bool
+
+
+def shown_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Changes with all that differs in each, up to a page."""
+    return [
+        change_row(each) | {"diff": compare(each.before, each.after)}
+        for each in changes[:PAGE_ENTRIES]
+    ]
 
 
 def compare(old: Tool | None, new: Tool | None) -> Diff:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
@@ -30,6 +31,7 @@ from gateway.limits import (
     PING_SECONDS,
     REQUEST_SECONDS,
     SEND_SECONDS,
+    STEP_BYTES,
 )
 from gateway.store.cluster import heard_within
 
@@ -313,10 +315,12 @@ def check_origin(request: Request) -> None:
 
 
 async def read_form(request: Request, limit: int) -> Form:
-    """The fields of a posted form."""
+    """The fields of a posted form, with the text of a file among them."""
     fields = fold(request.scope["headers"])
     body = await read_body(fields, request.receive, limit)
     kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind == b"multipart/form-data":
+        return await _read_parts(request, body)
     if body and kind != b"application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is expected here.")
     try:
@@ -325,3 +329,25 @@ async def read_form(request: Request, limit: int) -> Form:
     except ValueError:
         raise HTTPException(400, "The form can't be read.") from None
     return dict(pairs)
+
+
+async def _read_parts(request: Request, body: bytes) -> Form:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), STEP_BYTES):
+            yield body[start : start + STEP_BYTES]
+            await asyncio.sleep(0)
+
+    reader = MultiPartParser(request.headers, pieces(), max_files=1, max_part_size=len(body))
+    try:
+        form = await reader.parse()
+    except (MultiPartException, KeyError):
+        raise HTTPException(400, "The form can't be read.") from None
+    try:
+        return {
+            name: part if isinstance(part, str) else (await part.read()).decode("utf-8-sig")
+            for name, part in form.multi_items()
+        }
+    except UnicodeDecodeError:
+        raise HTTPException(400, "The file is not text in UTF-8.") from None
+    finally:
+        await form.close()

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gateway.azure.directory import LISTING, SIGN_IN
 from gateway.calls.answer import read_part
 from gateway.calls.lookups import LookUp
-from gateway.catalog.changes import Report
+from gateway.catalog.changes import Report, report_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, STEP_BYTES, SUMMARY_CHARS
@@ -165,6 +165,7 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Shown:
         "name": state.name,
         "display_name": state.display_name,
         "kind": state.settings.kind,
+        "host": shown.host_of(state.build.base_url) if state.build else "",
         "origin": state.origin,
         "status": state.status,
         "effective_access": level(snapshot, principal, state) or "disabled",
@@ -228,7 +229,7 @@ async def put_connection(
     inquiry: Inquiry, name: Name, kind: Kind, dry_run: Flag = False, **settings: Any
 ) -> Shown:
     """Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept and
-    you see the tools it would give, what is skipped and why, and the token cost."""
+    you see the tools it would give, what changes, what is skipped and why, and the token cost."""
     return await put(inquiry, name, {"kind": kind, "dry_run": dry_run, **settings})
 
 
@@ -239,7 +240,8 @@ async def put(
     inquiry.require_admin()
     gateway, principal, values = inquiry.gateway, inquiry.principal, dict(settings)
     if values.pop("dry_run", False):
-        return await gateway.catalog.preview(name, values)
+        found, new = await gateway.catalog.preview(name, values, principal.organization)
+        return report_of(new, 0, {tool["name"] for tool in found["tools"]}).as_dict() | found
     report = await gateway.catalog.put(
         name, values, by=principal.name, within=principal.organization, expected=expected
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -176,6 +177,11 @@ def masked_url(url: str) -> str:
         return url
     names = (pair.partition("=")[0] for pair in query.split("&"))
     return place + "?" + "&".join(f"{name}={MASK}" for name in names)
+
+
+def host_of(address: str) -> str:
+    """The host that an address names, with its port."""
+    return urlsplit(address).netloc.rpartition("@")[2]
 
 
 def _masked_option(arg: str, secrets: set[str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.console.connections import suggest_name
+from gateway.console.forms import suggest_name
 from tests.callers import client
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
@@ -156,7 +156,8 @@ async def test_a_definition_that_can_not_be_read_says_why(reader: Visitor) -> No
 async def test_secrets_of_a_connection_are_never_shown_again(reader: Visitor) -> None:
     async with provider() as peer:
         form = {"kind": "openapi", "source": peer.spec, "name": "items"}
-        await reader.post("/console/connections", **form, auth="bearer", secret="very-secret-1")
+        form |= {"auth": "bearer", "auth.token": "very-secret-1"}
+        await reader.post("/console/connections", **form)
         page = (await reader.get("/console/connections/items")).text
         await reader.post("/console/connections/items/delete")
     assert "&#34;type&#34;: &#34;bearer&#34;" in page

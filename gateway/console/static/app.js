@@ -243,3 +243,25 @@ document.addEventListener('submit', event => {
     if (event.target.method === 'get' && !input.value) input.disabled = true;
   }
 });
+// A definition's file may be dropped anywhere on the form of a connection.
+for (const kind of ['dragover', 'dragleave', 'drop']) {
+  document.addEventListener(kind, event => {
+    const form = event.target.closest?.('form.new');
+    if (!form || !event.dataTransfer.types.includes('Files')) return;
+    event.preventDefault();
+    form.classList.toggle('dropping', kind === 'dragover');
+    const input = one('[type=file]', form);
+    if (kind !== 'drop' || input.matches(':disabled')) return;
+    input.files = event.dataTransfer.files;
+    input.dispatchEvent(new Event('input', { bubbles: true }));
+  });
+}
+document.addEventListener('input', event => {
+  const input = event.target;
+  if (input.type !== 'file') return;
+  const large = [...input.files].some(file => file.size > Number(input.dataset.most));
+  if (large) input.value = ''; // it would not be taken
+  input.setCustomValidity(large ? 'This file is too large. Give the address where it can be fetched.' : '');
+  input.reportValidity();
+  one('#source', input.form).required = !input.files.length && input.form.elements.revision.value === '0';
+}, true);
