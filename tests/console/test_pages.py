@@ -11,8 +11,8 @@ from mcp.shared.exceptions import MCPError
 
 from gateway.console.forms import suggest_name
 from tests.callers import client
-from tests.conftest import Running
-from tests.console.conftest import SignedIn, Visitor
+from tests.conftest import GatewayMaker, Running
+from tests.console.conftest import DEMO, SignedIn, Visitor
 from tests.peers import provider
 
 
@@ -178,6 +178,18 @@ async def test_an_admin_sets_what_runs_and_gives_config_toml_its_force_back(
     assert level_of(shop) == "execute_with_confirm"
     wrong = await someone.post("/console/permissions", level="anything")
     assert wrong.status_code == 422
+
+
+async def test_what_clients_are_sent_is_shown_with_reasons(
+    make_gateway: GatewayMaker, signed_in: SignedIn
+) -> None:
+    mine = '[clients.mine]\nmatch = "<b>mine*"\nschema = "plain"\nmax_output_tokens = 1234\n'
+    gateway = await make_gateway(DEMO + mine)
+    page = (await (await signed_in(gateway)).get("/console/access")).text
+    own, shipped = page.index('id="profile-mine"'), page.index('id="profile-claude-code"')
+    assert own < shipped
+    assert "&lt;b&gt;mine*" in page and "<b>mine*" not in page
+    assert "1,234 tokens" in page and "Its API refuses all tools" in page
 
 
 async def test_a_visitor_chooses_its_own_access(guarded: Running, signed_in: SignedIn) -> None:
