@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import orjson
 import pytest
 from mcp.client.client import Client
@@ -265,6 +266,20 @@ async def test_an_edit_changes_what_it_names_and_takes_no_secret_elsewhere(
     there = "/console/connections/items"
     assert await save(display_name="Shelf") == there
     assert settings() == before | {"display_name": "Shelf"}
+    peer.document = items_api(peer.url, "parts")
+    held = {
+        **values,
+        "kind": "openapi",
+        "spec": peer.spec,
+        "name": "items",
+        "on_change": "hold_all",
+    }
+    async with httpx2.AsyncClient(base_url=desk.url) as http:
+        dry = (await http.post("/api/v1/connections/preview", json=held)).json()
+    assert (dry["held"], dry["added"]) == (["items_get_items", "items_get_parts"], [])
+    revision = str(desk.app.gateway.snapshot.connections["items"].revision)
+    form = {"kind": "openapi", "name": "items", "revision": revision, "on_change": "hold_all"}
+    assert "2 held" in (await someone.post("/console/connections/preview", **form)).text
     async with provider() as other:
         for elsewhere in ({"source": other.spec}, {"source": definition(other).decode()}):
             said = await save(base_url="", **elsewhere)

@@ -263,5 +263,4 @@ document.addEventListener('input', event => {
   if (large) input.value = ''; // it would not be taken
   input.setCustomValidity(large ? 'This file is too large. Give the address where it can be fetched.' : '');
   input.reportValidity();
-  one('#source', input.form).required = !input.files.length && input.form.elements.revision.value === '0';
 }, true);
