@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import re
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -307,7 +305,9 @@ def init(
         sign_in = typer.prompt(words, default="none") if sys.stdin.isatty() else "none"
     if sign_in not in SIGN_IN_SECTIONS:
         raise ConfigInvalid([f"--sign-in: must be one of {', '.join(SIGN_IN_SECTIONS)}"])
-    made, digest = _make_token()
+    from gateway.config.settings import new_token
+
+    made, digest = new_token()
     admin = "" if sign_in == "none" else _ADMIN.format(sha256=digest)
     text = f"[demo]\nenabled = true\n{SIGN_IN_SECTIONS[sign_in]}{admin}"
     config.write_text(f"# `gateway check` validates this file.\n{text}", encoding="utf-8")
@@ -322,19 +322,15 @@ def token(as_json: JsonOption = False) -> None:
 
     Example: `gateway token`
     """
-    value, digest = _make_token()
+    from gateway.config.settings import new_token
+
+    value, digest = new_token()
     if as_json:
         show_json({"token": value, "token_sha256": digest})
         return
     print(f"token: {value}")
     print(f'token_sha256 = "{digest}"')
     typer.echo("The token is not kept anywhere; give it to the client now.", err=True)
-
-
-def _make_token() -> tuple[str, str]:
-    """A new token, and its hash."""
-    value = f"gw_{secrets.token_urlsafe(32)}"
-    return value, hashlib.sha256(value.encode()).hexdigest()
 
 
 app.command()(stdio)

@@ -6,8 +6,10 @@ live and is carried by the snapshot. Cross-checks that need several tables are i
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -181,6 +183,12 @@ class PrincipalSettings(Table):
                 "the token is shorter than 16 characters; `gateway token` makes a good one"
             )
         return self
+
+
+def new_token() -> tuple[str, str]:
+    """A token nobody has, and the hash of it that a principal's table is given."""
+    value = f"gw_{secrets.token_urlsafe(32)}"
+    return value, hashlib.sha256(value.encode()).hexdigest()
 
 
 class AutoApprove(Table):

@@ -1,52 +1,98 @@
-"""Who sees what: one's own access and sign-ins, and for admins everyone's, and the rules."""
+"""Access: who sees what and why, what runs and what asks, who was let in and who signed in where.
+
+Everyone sees and changes what is their own; admins see everyone's. Principals, roles, bundles and
+routes are config.toml's, which is watched: they are shown here with the place to change them, and a
+form makes the token that a principal's table needs. Permissions can be put at run time.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, get_args
 
 from starlette.responses import RedirectResponse, Response
 
 from gateway.config.profiles import Form, ShippedProfile, profiles_of, serving_of
+from gateway.config.settings import new_token
 from gateway.console.pages import (
     Visit,
     choose_rows,
     clip,
+    download,
+    file_links,
+    fragment,
+    go,
+    is_partial,
+    link,
     list_page,
+    page,
     toast,
 )
-from gateway.limits import TABLE_ROWS
-from gateway.model import Level, Scope
+from gateway.errors import Fixable
+from gateway.limits import NAME_CHARS, TABLE_ROWS
+from gateway.model import Level, Principal, Scope
 from gateway.naming import listed_tokens
 from gateway.policy.access import may_know
 from gateway.policy.view import bundles_of
 from gateway.web import credentials, rest
+from gateway.web.access import addresses, claims_roles, known_principals, view_as
 from gateway.web.shown import access_row
+
+RULES = ("allowed", "confirm", "blocked")
 
 
 async def access(visit: Visit) -> Response:
-    rows = list(islice(_access_rows(visit), TABLE_ROWS))
+    inquiry, snapshot, me = visit.inquiry, visit.snapshot, visit.principal
+    known = await known_principals(inquiry) if me.admin else {me.name: me}
+    rows = list(islice(_access_rows(visit, known.values()), TABLE_ROWS))
     filter = visit.filter("q", "connection", "effective_access")
     kept = choose_rows(rows, filter, "principal", "role", "organization", "connection")
-    snapshot = visit.snapshot
     return await list_page(
         visit,
         "access.html",
         "Access",
         kept,
         filter,
-        own=[row for row in rows if row["principal"] == visit.principal.name],
+        own=[row for row in rows if row["principal"] == me.name],
         levels=get_args(Level),
+        rules=RULES,
         permissions=snapshot.written_permissions,
         stored=snapshot.stored_permissions is not None,
-        settings=snapshot.settings if visit.principal.admin else None,
+        settings=snapshot.settings if me.admin else None,
+        tool_names=sorted(islice(inquiry.view.tools, TABLE_ROWS)),
         names=sorted({row["connection"] for row in rows}),
         profiles=_profile_rows(visit),
-        **await rest.list_client_grants(visit.inquiry),
-        **await credentials.list_credentials(visit.inquiry),
+        **_to_choose_from(visit, known, me.name, "/mcp"),
+        **await rest.list_client_grants(inquiry),
+        **await rest.list_grants(inquiry),
+        **await credentials.list_credentials(inquiry),
+        **(await credentials.list_sign_ins(inquiry) if me.admin else {"sign_ins": []}),
     )
+
+
+def _access_rows(visit: Visit, known: Iterable[Principal]) -> Iterator[dict[str, Any]]:
+    """What each of these may do with each connection; the visitor is the first."""
+    snapshot = visit.snapshot
+    for principal in known:
+        bundles = bundles_of(snapshot, principal, Scope("own"))
+        seen = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
+        counts = Counter(tool.connection for tool in seen.values())
+        for state in visit.inquiry.connections():
+            if may_know(principal, state):
+                yield {
+                    "principal": principal.name,
+                    "admin": principal.admin,
+                    "role": principal.role or "",
+                    "organization": principal.organization or "",
+                    "bundles": list(bundles or ()),
+                    "connection": state.name,
+                    **access_row(snapshot, principal, state),
+                    "tools": counts[state.name],
+                }
 
 
 def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
@@ -73,10 +119,64 @@ def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
     return rows
 
 
+# --- through somebody else's eyes -----------------------------------------------------------------
+
+
+async def view(visit: Visit) -> Response:
+    """What a principal is listed at an address, and why not the rest."""
+    asked = visit.filter("principal", "address", "role")
+    who, address = asked["principal"] or visit.principal.name, asked["address"] or "/mcp"
+    seen = await view_as(visit.inquiry, who, address, asked["role"])
+    filter = visit.filter("q", "connection", "shown", "reason")
+    rows = choose_rows(seen["tools"], filter, "name", "connection", "reason")[:TABLE_ROWS]
+    facts = {key: value for key, value in seen.items() if key != "tools"}
+    if (file := download(visit, "tools", rows, **facts)) is not None:
+        return file
+    reasons = Counter((row["shown"], row["reason"]) for row in seen["tools"] if row["reason"])
+    return await page(
+        visit,
+        "access_view.html",
+        f"As {who}",
+        rows=rows,
+        filter=filter,
+        files=file_links(visit, {**asked, **filter}),
+        seen=seen,
+        reasons=[
+            (*each, count, link("/access/view", **asked, shown=each[0], reason=each[1]))
+            for each, count in reasons.most_common()
+        ],
+        names=sorted({row["connection"] for row in seen["tools"]} - {""}),
+        **_to_choose_from(visit, await known_principals(visit.inquiry), who, address),
+    )
+
+
+def _to_choose_from(visit: Visit, known: Iterable[str], who: str, address: str) -> dict[str, Any]:
+    """What the form has that chooses through whose eyes to look, and where."""
+    return {
+        "principals": list(known),
+        "addresses": addresses(visit.inquiry),
+        "roles": sorted(visit.snapshot.settings.roles) if claims_roles(visit.inquiry) else [],
+        "chosen": {"principal": who, "address": address, "role": visit.query("role")},
+    }
+
+
+# --- who was let in, and who signed in ------------------------------------------------------------
+
+
 async def revoke_client(visit: Visit) -> Response:
     """Ends what a client was given at the front door."""
     grant = await rest.delete_client_grant(visit.inquiry, visit.id)
-    return toast(visit, f"{clip(grant['client_name'], 60)} is let in no longer")
+    words = f"{clip(grant['client_name'], 60)} is let in no longer"
+    return toast(visit, words, gone=f"client-{visit.id}")
+
+
+async def revoke_sign_in(visit: Visit) -> Response:
+    """Ends what somebody, or an admin for everybody, has given for an API."""
+    owner = visit.form.get("owner", "")
+    await credentials.delete_sign_in(visit.inquiry, visit.id, owner)
+    whose = clip(owner, 60) if owner else "Everybody"
+    gone = visit.form.get("row", "")
+    return toast(visit, f"{whose} is signed out of {visit.id}", gone=gone)
 
 
 async def sign_in(visit: Visit) -> Response:
@@ -91,26 +191,7 @@ async def sign_out(visit: Visit) -> Response:
     return toast(visit, f"Signed out of {clip(found['display_name'], 60)}")
 
 
-def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:
-    """The visitor's own access first, then for an admin that of everyone who is configured."""
-    snapshot, own = visit.snapshot, visit.principal
-    known = visit.backend.identity.principals if own.admin else {}
-    for principal in (own, *(each for name, each in known.items() if name != own.name)):
-        bundles = bundles_of(snapshot, principal, Scope("own"))
-        seen = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
-        counts = Counter(tool.connection for tool in seen.values())
-        for state in visit.inquiry.connections():
-            if may_know(principal, state):
-                yield {
-                    "principal": principal.name,
-                    "admin": principal.admin,
-                    "role": principal.role or "",
-                    "organization": principal.organization or "",
-                    "bundles": list(bundles or ()),
-                    "connection": state.name,
-                    **access_row(snapshot, principal, state),
-                    "tools": counts[state.name],
-                }
+# --- what can be changed at run time --------------------------------------------------------------
 
 
 async def choose(visit: Visit) -> Response:
@@ -127,3 +208,48 @@ async def permissions(visit: Visit) -> Response:
     values = await rest.get_permissions(visit.inquiry) | {"level": visit.form.get("level", "")}
     put = await rest.put_permissions(visit.inquiry, values)
     return toast(visit, f"Permissions are now {put['level']}")
+
+
+async def rule(visit: Visit) -> Response:
+    """A rule for one tool, over the level; no rule: the level decides."""
+    visit.inquiry.require_admin()
+    name, said = visit.form.get("tool", "").strip(), visit.form.get("rule", "")
+    values = await rest.get_permissions(visit.inquiry)
+    rules = {tool: each for tool, each in values["tools"].items() if tool != name}
+    if said:
+        if name not in visit.snapshot.tools and name not in values["tools"]:
+            raise Fixable("invalid_arguments", f"There is no tool {clip(name, 80)!r}.")
+        rules[name] = said
+    await rest.put_permissions(visit.inquiry, values | {"tools": rules})
+    return go(visit, "/console/access#rules")
+
+
+async def make_token(visit: Visit) -> Response:
+    """A token for a principal, shown this once, with the table that config.toml needs for it."""
+    visit.inquiry.require_admin()
+    name, given = visit.form.get("name", "").strip(), visit.form
+    if not name or len(name) > NAME_CHARS:
+        raise Fixable("invalid_arguments", "Say whom the token is for.")
+    token, digest = new_token()
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+    known = name in visit.snapshot.settings.principals
+    lines = [f"[principals.{key}]", f'token_sha256 = "{digest}"']
+    if not known:
+        texts = ("role", "organization", "access")
+        lines += [
+            f"{each} = {json.dumps(given[each].strip())}" for each in texts if given.get(each)
+        ]
+        lines += ["admin = true"] if given.get("admin") else []
+    shown: dict[str, Any] = {
+        "name": name,
+        "token": token,
+        "lines": "\n".join(lines),
+        "known": known,
+    }
+    if is_partial(visit.request):
+        return fragment(visit, "_token.html", **shown)
+    return await page(visit, "token.html", "A new token", **shown)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -95,6 +95,7 @@ PAGES: Mapping[str, Handler] = {
     "/executions": executions.executions,
     "/executions/{id}": executions.execution,
     "/access": access.access,
+    "/access/view": access.view,
 }
 LIVE: Mapping[str, Live] = {
     "": (calls.shown_overview, "stats picture worries feed health"),
@@ -115,9 +116,12 @@ ACTIONS: Mapping[str, Handler] = {
     "/executions/{id}/cancel": executions.cancel,
     "/access/{name}": access.choose,
     "/grants/{id}/revoke": access.revoke_client,
+    "/sign-ins/{name}/revoke": access.revoke_sign_in,
     "/credentials/{name}/sign-in": access.sign_in,
     "/credentials/{name}/sign-out": access.sign_out,
     "/permissions": access.permissions,
+    "/permissions/tools": access.rule,
+    "/tokens": access.make_token,
     "/sign-out": _sign_out,
 }
 
@@ -284,7 +288,7 @@ def _failed(request: Request, error: GatewayError) -> Response:
         return Response(render("failed.html", error=error), status, headers, "text/html")
     to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
     words = f"{error.message} {error.hint}".strip()
-    text = render("_toast.html", message=words, good=False)
+    text = render("_toast.html", message=words, good=False, gone="")
     return Response(text, status, {**headers, **to_corner}, "text/html")
 
 

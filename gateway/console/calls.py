@@ -399,4 +399,5 @@ async def revoke(visit: Visit) -> Response:
     """Ends one standing grant."""
     grant = await rest.delete_grant(visit.inquiry, visit.id)
     visit.gateway.feed.wake()
-    return toast(visit, f"{clip(grant['tool'], 60)} is asked about again")
+    words = f"{clip(grant['tool'], 60)} is asked about again"
+    return toast(visit, words, gone=f"grant-{visit.id}")

@@ -232,13 +232,16 @@ def fragment(visit: Visit, template: str, **values: Any) -> Response:
     return Response(visit.render(template, **values), media_type="text/html")
 
 
-def toast(visit: Visit, message: str, *, good: bool = True) -> Response:
-    """A short word in the corner of the page; without scripts, back to the page it came from."""
+def toast(visit: Visit, message: str, *, good: bool = True, gone: str = "") -> Response:
+    """A short word in the corner of the page; without scripts, back to the page it came from.
+
+    `gone` is the id of what is no longer there.
+    """
     if not is_partial(visit.request):
         came = urlsplit(visit.request.headers.get("referer", ""))
         ours = came.netloc == visit.request.headers.get("host") and came.path.startswith("/console")
         return RedirectResponse(came.path if ours else "/console", 303)
-    return fragment(visit, "_toast.html", message=message, good=good)
+    return fragment(visit, "_toast.html", message=message, good=good, gone=gone)
 
 
 def go(visit: Visit, path: str) -> Response:

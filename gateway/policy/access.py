@@ -67,6 +67,23 @@ def user_level(snapshot: Snapshot, principal: Principal, connection: str) -> Lev
     return chosen or principal.connections.get(connection) or principal.access
 
 
+def limit_of(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> str:
+    """What keeps a principal's access to a connection below read-write; "": nothing does."""
+    granted, who, name = level(snapshot, principal, state), principal.name, state.name
+    if granted is None:
+        return f"{name} belongs to the organization {state.settings.organization}; {who} does not."
+    if granted == "read-write":
+        return ""
+    what = "only its reads are" if granted == "read-only" else "nothing of it is"
+    if granted == admin_level(state):
+        rule = f"access = {granted}" if state.settings.enabled else "enabled = false"
+        return f"The settings of {name} say {rule}: {what} shown."
+    if (who, name) in snapshot.choices:
+        return f"{who} chose {granted} for {name}: {what} shown."
+    key = f"connections.{name}" if name in principal.connections else "access"
+    return f"principals.{who}.{key} is {granted}: {what} shown."
+
+
 def shows(granted: Level | None, tool: Tool) -> bool:
     """Whether a tool is visible, and callable, at this level."""
     if granted is None or granted == "disabled" or tool.access == "dangerous":

@@ -8,13 +8,16 @@ them and denied by none.
 MCP servers may give a view more than tools (`offering`): prompts, resources, completion and logs.
 These are reads, so read-only access is enough; a bundle that leaves tools out, or keeps them behind
 meta tools, does not give them.
+
+Each rule that keeps something out of a view is a function that says so in a sentence, or "" where
+it does not apply: the view is made by the same rules that `why_hidden` reads out.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
@@ -26,7 +29,7 @@ from gateway.config.profiles import Form
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
 from gateway.naming import matching
-from gateway.policy.access import level, visible_tools
+from gateway.policy.access import level, limit_of, shows, visible_tools
 
 CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
 
@@ -100,27 +103,30 @@ def view(
 ) -> View:
     """What this principal sees at this address, as clients are sent it in this form."""
     bundle_ids = bundles_of(snapshot, principal, scope)
-    bundles = [snapshot.settings.bundles[name] for name in bundle_ids or ()]
+    bundles = {name: snapshot.settings.bundles[name] for name in bundle_ids or ()}
     states = [
         state
         for state in snapshot.connections.values()
-        if any(state.name in bundle.connections for bundle in bundles)
+        if _naming(bundles, state)
         or (bundle_ids is None and level(snapshot, principal, state) not in (None, "disabled"))
     ]
     allowed = {state.name: _allowed(snapshot, principal, state, bundles) for state in states}
     behind = {
-        name for bundle in bundles if _is_meta(bundle, allowed) for name in bundle.connections
+        name
+        for key, bundle in bundles.items()
+        if _kept_behind(key, bundle, allowed)
+        for name in bundle.connections
     }
     names = sorted(
         tool.name for name, tools in allowed.items() if name not in behind for tool in tools
     )
     direct = {name: snapshot.tools[name] for name in names}
     meta = {tool.name: tool for name in behind for tool in allowed.get(name, ())}
-    is_empty = scope.kind != "own" and not bundle_ids
+    has_meta = bool(behind & allowed.keys())
     own = [
         tool
-        for tool in ([] if is_empty else sorted(own_tools, key=_name))
-        if _is_listed(tool, snapshot, principal, scope, bool(behind & allowed.keys()))
+        for tool in sorted(own_tools, key=_name)
+        if not _own_hidden(tool, snapshot, principal, scope, bundle_ids, has_meta)
     ]
     digests = {name: value for state in states for name, value in state.digests.items()}
     for state in states if form != "full" else ():
@@ -162,44 +168,132 @@ def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[
     return tuple(sorted(set(scope.names)))
 
 
+Bundles = Mapping[str, Bundle]
+
+
+def why_hidden(
+    snapshot: Snapshot, principal: Principal, seen: View, state: ConnectionState, tool: Tool | None
+) -> str:
+    """The rule that keeps a tool out of a list, or, for no tool in particular, a whole connection.
+
+    "": none does.
+    """
+    bundle_ids = bundles_of(snapshot, principal, seen.scope)
+    granted = level(snapshot, principal, state)
+    bundles = {name: snapshot.settings.bundles[name] for name in bundle_ids or ()}
+    here = _naming(bundles, state)
+    shown = shows(granted, tool) if tool else granted not in (None, "disabled")
+    if not shown:
+        return limit_of(snapshot, principal, state)
+    if bundle_ids is not None and not here:
+        return _unbundled(snapshot, principal, seen.scope, bundle_ids, state)
+    rules = [_distrusted(state, here), _narrowed(snapshot, here, tool) if tool else ""]
+    rules += [_kept_behind(key, each, seen.connections) for key, each in here.items()]
+    return next(filter(None, rules), "")
+
+
+def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, seen: View) -> str:
+    """The same for a tool of the gateway's own."""
+    bundle_ids = bundles_of(snapshot, principal, seen.scope)
+    return _own_hidden(tool, snapshot, principal, seen.scope, bundle_ids, bool(seen.meta))
+
+
+def _naming(bundles: Bundles, state: ConnectionState) -> Bundles:
+    """Those of the bundles that the connection is in."""
+    return {key: each for key, each in bundles.items() if state.name in each.connections}
+
+
 def _allowed(
-    snapshot: Snapshot, principal: Principal, state: ConnectionState, bundles: Iterable[Bundle]
+    snapshot: Snapshot, principal: Principal, state: ConnectionState, bundles: Bundles
 ) -> tuple[Tool, ...]:
     """The connection's tools that the principal may see and every bundle that names it gives."""
+    here = _naming(bundles, state)
+    if _distrusted(state, here):
+        return ()
     tools = visible_tools(snapshot, principal, state)
-    here = [bundle for bundle in bundles if state.name in bundle.connections]
-    if state.settings.trust == "untrusted" and not all(
-        b.mode == "meta" and b.explicit for b in here
-    ):
-        return ()  # the file is checked for this, but not for what was put while it was another
     if not here:
         return tools
-    return tuple(
-        tool for tool in tools if all(_permits(b, *snapshot.local_names_of(tool)) for b in here)
+    return tuple(tool for tool in tools if not _narrowed(snapshot, here, tool))
+
+
+def _unbundled(
+    snapshot: Snapshot,
+    principal: Principal,
+    scope: Scope,
+    bundle_ids: Sequence[str],
+    state: ConnectionState,
+) -> str:
+    """Why no bundle of the view has a connection."""
+    who = f"the role {principal.role}" if principal.role else "those without a role"
+    if bundle_ids:
+        return f"{state.name} is in none of the bundles here ({', '.join(bundle_ids)})."
+    if scope.kind == "step":
+        return f"The step {'/'.join(scope.names)} has no bundles for {who}."
+    if scope.kind == "own":
+        return f"There are no bundles for {who}."
+    unknown = [name for name in scope.names if name not in snapshot.settings.bundles]
+    if unknown:
+        return f"There is no bundle {unknown[0]}."
+    return f"Not every bundle at this address is for {who} ({', '.join(scope.names)})."
+
+
+def _distrusted(state: ConnectionState, here: Bundles) -> str:
+    # The file is checked for this, but not for what was put while it was another.
+    if state.settings.trust == "trusted":
+        return ""
+    loose = [key for key, each in here.items() if each.mode != "meta" or not each.explicit]
+    if not loose:
+        return ""
+    return f"{state.name} is untrusted: bundle {loose[0]} must have mode = meta and name its tools."
+
+
+def _narrowed(snapshot: Snapshot, here: Bundles, tool: Tool) -> str:
+    """What one of the bundles has against a tool, also by a name that the tool had."""
+    name, *former = snapshot.local_names_of(tool)
+    for key, bundle in here.items():
+        if matching(name, bundle.allow) is None:
+            return f"Bundle {key} does not allow it ({', '.join(bundle.allow)})."
+        for each in (name, *former):
+            if (pattern := matching(each, bundle.deny)) is not None:
+                return f"Bundle {key} denies it ({pattern})."
+    return ""
+
+
+def _kept_behind(key: str, bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> str:
+    """Why a bundle's tools are not listed but reached through meta tools."""
+    if bundle.mode == "meta":
+        return f"Bundle {key} has mode = meta: it is called through mcp_call_tool."
+    if bundle.mode == "direct":
+        return ""
+    tokens = sum(tool.tokens for name in bundle.connections for tool in allowed.get(name, ()))
+    if tokens <= bundle.token_budget:
+        return ""
+    return (
+        f"Bundle {key} costs {tokens:,} tokens, over its token_budget of {bundle.token_budget:,}: "
+        "it is called through mcp_call_tool."
     )
 
 
-def _permits(bundle: Bundle, name: str, *former: str) -> bool:
-    """Whether a bundle gives a tool; what it denies by a name that the tool had, it does not."""
-    denied = any(matching(each, bundle.deny) for each in (name, *former))
-    return matching(name, bundle.allow) is not None and not denied
-
-
-def _is_meta(bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> bool:
-    if bundle.mode != "auto":
-        return bundle.mode == "meta"
-    tokens = sum(tool.tokens for name in bundle.connections for tool in allowed.get(name, ()))
-    return tokens > bundle.token_budget
-
-
-def _is_listed(
-    tool: OwnTool, snapshot: Snapshot, principal: Principal, scope: Scope, has_meta: bool
-) -> bool:
+def _own_hidden(
+    tool: OwnTool,
+    snapshot: Snapshot,
+    principal: Principal,
+    scope: Scope,
+    bundle_ids: Sequence[str] | None,
+    has_meta: bool,
+) -> str:
+    if scope.kind != "own" and not bundle_ids:
+        return "No bundle is behind this address for them: it lists nothing."
     if tool.audience in ("everywhere", "meta"):
-        return has_meta or tool.audience == "everywhere"
-    has_azure = snapshot.settings.azure is not None
-    allowed = {"all": True, "admin": principal.admin, "azure": has_azure}
-    return scope.kind == "own" and allowed[tool.audience]
+        is_there = has_meta or tool.audience == "everywhere"
+        return "" if is_there else "No bundle here keeps its tools behind meta tools."
+    if scope.kind != "own":
+        return "It is listed at /mcp only."
+    if tool.audience == "admin" and not principal.admin:
+        return "It is for admins."
+    if tool.audience == "azure" and snapshot.settings.azure is None:
+        return "There is no [azure] table."
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

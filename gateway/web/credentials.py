@@ -1,7 +1,8 @@
 """What callers prove themselves with to the APIs behind us: their own, listed, put, forgotten.
 
-The same for REST and the console. Nobody reads a secret here, an admin neither, and nobody reaches
-another person's. What an admin signed in for everybody is listed for admins.
+The same for REST and the console. Nobody reads a secret here, an admin neither, and nobody uses
+another person's. What an admin signed in for everybody is listed for admins, who also see who has
+signed in to what, and can end it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
+
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.errors import Fixable, InsufficientScope, NotFound, Refused
 from gateway.sign_in.keeper import Account, key_of
+from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
 from gateway.web.gateway import Inquiry
+
+log = structlog.get_logger("gateway.sign_in")
 
 Shown = dict[str, Any]
 
@@ -55,6 +61,32 @@ async def sign_in(inquiry: Inquiry, connection: str) -> Shown:
     _, account = _account(inquiry, connection)
     me = inquiry.principal.name
     return {"sign_in_url": inquiry.gateway.keeper.link(me, account.owner, connection)}
+
+
+async def list_sign_ins(inquiry: Inquiry) -> Shown:
+    """Who has signed in to what: for admins. An owner of "" is everybody."""
+    inquiry.require_admin()
+    found = await list_credentials_of_all(inquiry.gateway.db)
+    names = ("owner", "connection", "signed_in_at", "expires_at")
+    return {
+        "sign_ins": [
+            {name: getattr(each, name) for name in names} | {"refused": bool(each.refused)}
+            for each in found
+            if inquiry.oversees(each.connection)
+        ]
+    }
+
+
+async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> Shown:
+    """Ends somebody's sign-in to a connection, here and at its provider: for admins."""
+    rows = (await list_sign_ins(inquiry))["sign_ins"]
+    found = [row for row in rows if (row["owner"], row["connection"]) == (owner, connection)]
+    if not found:
+        raise NotFound("invalid_arguments", "there is no such sign-in", "GET /sign-ins lists them.")
+    await inquiry.gateway.keeper.forget(owner=owner, connection=connection)
+    by, whose = inquiry.principal.name, owner or "everybody"
+    log.info("sign-in revoked", connection=connection, owner=whose, by=by)
+    return {**found[0], "revoked": True}
 
 
 def _account(

@@ -44,7 +44,7 @@ from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
 from gateway.store.tables import ChangeStatus
-from gateway.web import credentials, own_tools, shown
+from gateway.web import access, credentials, own_tools, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
 from gateway.web.identity import Identity
@@ -445,6 +445,7 @@ async def delete_permissions(inquiry: Inquiry) -> Shown:
 ADDRESSES: Mapping[str, Run] = {
     "GET /capabilities": capabilities,
     "PUT /access/{connection}": choose_access,
+    "GET /access/{principal}": access.view_as,
     "GET /connections": own_tools.list_connections,
     "POST /connections/preview": preview_connection,
     "GET /connections/{name}": get_connection,
@@ -471,6 +472,8 @@ ADDRESSES: Mapping[str, Run] = {
     "PUT /credentials/{connection}": credentials.put_credential,
     "DELETE /credentials/{connection}": credentials.delete_credential,
     "POST /credentials/{connection}/sign-in": credentials.sign_in,
+    "GET /sign-ins": credentials.list_sign_ins,
+    "DELETE /sign-ins/{connection}": credentials.delete_sign_in,
     "GET /changes": list_changes,
     "POST /changes/{id}/{decision}": decide_change,
     "GET /permissions": get_permissions,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
 from gateway.model import OWN_TOOL_NAMES, Principal, Scope, Tool
-from gateway.policy.view import View, view
+from gateway.policy.view import View, view, why_hidden, why_own_hidden
 from gateway.web.own_tools import OWN_TOOLS
 from tests.configs import table
 from tests.policy.values import connection, snapshot, tool
@@ -81,6 +81,30 @@ def test_bundles_roles_and_routes_decide_what_is_seen(
 ) -> None:
     found = seen(role, scope)
     assert (" ".join(sorted(found.direct)), " ".join(sorted(found.meta))) == (direct, meta)
+
+
+EVERYWHERE = [OWN, Scope("step", ("opening", "morning")), bundles("unknown"), bundles("large")]
+EVERYWHERE += [bundles(one, other) for one in BUNDLES for other in BUNDLES]
+
+
+@pytest.mark.parametrize("role", [None, "clerk", "chief", "nobody"])
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_whatever_is_not_listed_has_a_reason_and_nothing_else_has(role: str, trust: str) -> None:
+    desk = replace(DESK, settings=DESK.settings.model_copy(update={"trust": trust}))
+    now = snapshot(SHOP, desk, config=CONFIG, choices={("ann", "shop"): "read-only"})
+    ann = Principal("ann", role=role)
+    for scope in EVERYWHERE:
+        found = view(now, ann, scope, OWN_TOOLS)
+        for each in now.tools.values():
+            said = why_hidden(now, ann, found, now.connections[each.connection], each)
+            assert bool(said) == (each.name not in found.direct), (scope, each.name, said)
+        for own in OWN_TOOLS:
+            said = why_own_hidden(own, now, ann, found)
+            assert not said or own.name not in found.own or own.audience == "meta"
+            assert said or own.name in found.own
+        if trust == "untrusted" and "reading" in found.bundle_ids:
+            said = why_hidden(now, ann, found, desk, None)
+            assert said.startswith("desk is untrusted: bundle ")
 
 
 def test_the_gateways_own_tools_are_listed_where_they_belong() -> None:
