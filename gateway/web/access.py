@@ -25,7 +25,6 @@ from gateway.store import catalog as changes
 from gateway.store.oauth import list_grants_that_hold
 from gateway.web.gateway import Inquiry
 from gateway.web.identity import scope_of
-from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.shown import access_row
 
 Shown = dict[str, Any]
@@ -118,7 +117,7 @@ def _rows(
     inquiry: Inquiry, who: Principal, seen: View, new: list[tuple[str, str]]
 ) -> Iterator[Shown]:
     """Every tool there is: those that are listed, in the order of the list, then the others."""
-    snapshot, own = inquiry.snapshot, {tool.name: tool for tool in OWN_TOOLS}
+    snapshot, own = inquiry.snapshot, inquiry.gateway.own_tools
     known = {state.name: state for state in inquiry.connections()}
     listed = set(seen.names)
     others = [name for name in (*own, *snapshot.tools) if name not in listed]

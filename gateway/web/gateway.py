@@ -266,7 +266,7 @@ class Gateway:
         self.wake: Callable[[str], None] = lambda name: None
         self.unknown_calls = 0
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded
-        self._own = {tool.name: tool for tool in own_tools}
+        self.own_tools = {tool.name: tool for tool in own_tools}
         self._views: dict[tuple[object, ...], View] = {}
         self._servings: LRUCache[tuple[int, str], Serving] = LRUCache(MAX_REMEMBERED)
         catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
@@ -313,7 +313,7 @@ class Gateway:
         key = (snapshot.revision, standing(snapshot, who, scope), form)
         found = self._views.get(key)
         if found is None:
-            found = view(snapshot, who, scope, tuple(self._own.values()), form)
+            found = view(snapshot, who, scope, tuple(self.own_tools.values()), form)
             self._views[key] = found
         return found
 
@@ -328,7 +328,7 @@ class Gateway:
         snapshot = self.catalog.current
         seen = self.view_of(snapshot, principal, scope)
         if name in seen.own:
-            return self._own[name].schema
+            return self.own_tools[name].schema
         tool = snapshot.find(seen.direct, name, time.time())
         return tool.input_schema if tool else None
 
@@ -343,7 +343,7 @@ class Gateway:
         if tool is not None:
             return told_name(await inquiry.call(tool, arguments), name, tool)
         if name in inquiry.view.own:
-            return await self._call_own(inquiry, self._own[name], arguments)
+            return await self._call_own(inquiry, self.own_tools[name], arguments)
         self.note_unknown(inquiry, name)
         raise UnknownTool(name)
 
@@ -351,7 +351,7 @@ class Gateway:
         """Refuses at the door what the client's token is too narrow for, so that it can ask."""
         if tool is not None and tool.access != "read" and "tools:write" in principal.withheld:
             raise InsufficientScope("tools:read", "tools:write")
-        own = self._own.get(name)
+        own = self.own_tools.get(name)
         if own is not None and own.audience == "admin" and "admin" in principal.withheld:
             raise InsufficientScope(*SCOPES)
 
