@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
@@ -102,32 +102,24 @@ def view(
     form: Form = "full",
 ) -> View:
     """What this principal sees at this address, as clients are sent it in this form."""
-    bundle_ids = bundles_of(snapshot, principal, scope)
-    bundles = {name: snapshot.settings.bundles[name] for name in bundle_ids or ()}
+    at = _viewpoint(snapshot, principal, scope)
     states = [
         state
         for state in snapshot.connections.values()
-        if _naming(bundles, state)
-        or (bundle_ids is None and level(snapshot, principal, state) not in (None, "disabled"))
+        if at.naming(state)
+        or (at.open and level(snapshot, principal, state) not in (None, "disabled"))
     ]
-    allowed = {state.name: _allowed(snapshot, principal, state, bundles) for state in states}
-    behind = {
-        name
-        for key, bundle in bundles.items()
-        if _kept_behind(key, bundle, allowed)
-        for name in bundle.connections
-    }
+    allowed = {state.name: _allowed(at, state) for state in states}
+    meta_bundles = [b for key, b in at.bundles.items() if _kept_behind(key, b, allowed)]
+    behind = {name for bundle in meta_bundles for name in bundle.connections}
     names = sorted(
         tool.name for name, tools in allowed.items() if name not in behind for tool in tools
     )
     direct = {name: snapshot.tools[name] for name in names}
     meta = {tool.name: tool for name in behind for tool in allowed.get(name, ())}
     has_meta = bool(behind & allowed.keys())
-    own = [
-        tool
-        for tool in sorted(own_tools, key=_name)
-        if not _own_hidden(tool, snapshot, principal, scope, bundle_ids, has_meta)
-    ]
+    ordered = sorted(own_tools, key=_name)
+    own = [tool for tool in ordered if not _own_hidden(tool, at, has_meta)]
     digests = {name: value for state in states for name, value in state.digests.items()}
     for state in states if form != "full" else ():
         others = state.other_digests.items()
@@ -135,7 +127,7 @@ def view(
     listed = (*(tool.digest for tool in own), *(digests[name] for name in names))
     return View(
         scope,
-        bundle_ids or (),
+        tuple(at.bundles),
         direct,
         meta,
         frozenset(map(_name, own)),
@@ -171,6 +163,26 @@ def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[
 Bundles = Mapping[str, Bundle]
 
 
+class Viewpoint(NamedTuple):
+    """Who looks, where, at what: all that the rules of a view go by."""
+
+    snapshot: Snapshot
+    principal: Principal
+    scope: Scope
+    bundles: Bundles
+    open: bool  # no bundle narrows the view
+
+    def naming(self, state: ConnectionState) -> Bundles:
+        """The bundles that the connection is in."""
+        return {key: each for key, each in self.bundles.items() if state.name in each.connections}
+
+
+def _viewpoint(snapshot: Snapshot, principal: Principal, scope: Scope) -> Viewpoint:
+    ids = bundles_of(snapshot, principal, scope)
+    bundles = {name: snapshot.settings.bundles[name] for name in ids or ()}
+    return Viewpoint(snapshot, principal, scope, bundles, ids is None)
+
+
 def why_hidden(
     snapshot: Snapshot, principal: Principal, seen: View, state: ConnectionState, tool: Tool | None
 ) -> str:
@@ -178,15 +190,12 @@ def why_hidden(
 
     "": none does.
     """
-    bundle_ids = bundles_of(snapshot, principal, seen.scope)
-    granted = level(snapshot, principal, state)
-    bundles = {name: snapshot.settings.bundles[name] for name in bundle_ids or ()}
-    here = _naming(bundles, state)
-    shown = shows(granted, tool) if tool else granted not in (None, "disabled")
-    if not shown:
+    at, granted = _viewpoint(snapshot, principal, seen.scope), level(snapshot, principal, state)
+    here = at.naming(state)
+    if not (shows(granted, tool) if tool else granted not in (None, "disabled")):
         return limit_of(snapshot, principal, state)
-    if bundle_ids is not None and not here:
-        return _unbundled(snapshot, principal, seen.scope, bundle_ids, state)
+    if not here and not at.open:
+        return _unbundled(at, state)
     rules = [_distrusted(state, here), _narrowed(snapshot, here, tool) if tool else ""]
     rules += [_kept_behind(key, each, seen.connections) for key, each in here.items()]
     return next(filter(None, rules), "")
@@ -194,44 +203,31 @@ def why_hidden(
 
 def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, seen: View) -> str:
     """The same for a tool of the gateway's own."""
-    bundle_ids = bundles_of(snapshot, principal, seen.scope)
-    return _own_hidden(tool, snapshot, principal, seen.scope, bundle_ids, bool(seen.meta))
+    return _own_hidden(tool, _viewpoint(snapshot, principal, seen.scope), bool(seen.meta))
 
 
-def _naming(bundles: Bundles, state: ConnectionState) -> Bundles:
-    """Those of the bundles that the connection is in."""
-    return {key: each for key, each in bundles.items() if state.name in each.connections}
-
-
-def _allowed(
-    snapshot: Snapshot, principal: Principal, state: ConnectionState, bundles: Bundles
-) -> tuple[Tool, ...]:
+def _allowed(at: Viewpoint, state: ConnectionState) -> tuple[Tool, ...]:
     """The connection's tools that the principal may see and every bundle that names it gives."""
-    here = _naming(bundles, state)
+    here = at.naming(state)
     if _distrusted(state, here):
         return ()
-    tools = visible_tools(snapshot, principal, state)
+    tools = visible_tools(at.snapshot, at.principal, state)
     if not here:
         return tools
-    return tuple(tool for tool in tools if not _narrowed(snapshot, here, tool))
+    return tuple(tool for tool in tools if not _narrowed(at.snapshot, here, tool))
 
 
-def _unbundled(
-    snapshot: Snapshot,
-    principal: Principal,
-    scope: Scope,
-    bundle_ids: Sequence[str],
-    state: ConnectionState,
-) -> str:
+def _unbundled(at: Viewpoint, state: ConnectionState) -> str:
     """Why no bundle of the view has a connection."""
-    who = f"the role {principal.role}" if principal.role else "those without a role"
-    if bundle_ids:
-        return f"{state.name} is in none of the bundles here ({', '.join(bundle_ids)})."
+    role, scope = at.principal.role, at.scope
+    who = f"the role {role}" if role else "those without a role"
+    if at.bundles:
+        return f"{state.name} is in none of the bundles here ({', '.join(at.bundles)})."
     if scope.kind == "step":
         return f"The step {'/'.join(scope.names)} has no bundles for {who}."
     if scope.kind == "own":
         return f"There are no bundles for {who}."
-    unknown = [name for name in scope.names if name not in snapshot.settings.bundles]
+    unknown = [name for name in scope.names if name not in at.snapshot.settings.bundles]
     if unknown:
         return f"There is no bundle {unknown[0]}."
     return f"Not every bundle at this address is for {who} ({', '.join(scope.names)})."
@@ -274,24 +270,18 @@ def _kept_behind(key: str, bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...
     )
 
 
-def _own_hidden(
-    tool: OwnTool,
-    snapshot: Snapshot,
-    principal: Principal,
-    scope: Scope,
-    bundle_ids: Sequence[str] | None,
-    has_meta: bool,
-) -> str:
-    if scope.kind != "own" and not bundle_ids:
+def _own_hidden(tool: OwnTool, at: Viewpoint, has_meta: bool) -> str:
+    is_own = at.scope.kind == "own"
+    if not is_own and not at.bundles:
         return "No bundle is behind this address for them: it lists nothing."
     if tool.audience in ("everywhere", "meta"):
         is_there = has_meta or tool.audience == "everywhere"
         return "" if is_there else "No bundle here keeps its tools behind meta tools."
-    if scope.kind != "own":
+    if not is_own:
         return "It is listed at /mcp only."
-    if tool.audience == "admin" and not principal.admin:
+    if tool.audience == "admin" and not at.principal.admin:
         return "It is for admins."
-    if tool.audience == "azure" and snapshot.settings.azure is None:
+    if tool.audience == "azure" and at.snapshot.settings.azure is None:
         return "There is no [azure] table."
     return ""
 
