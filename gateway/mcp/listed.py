@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -77,11 +78,16 @@ class Listings:
         time; of its calls at the same time only one looks."""
         nothing = self.known[client] = HeldList(view.digest, revision)
         try:
-            last = await last_list(self._db, client)
-        except GatewayError:  # looked for again, but not by every call of an outage
+            async with asyncio.timeout(MOMENT_SECONDS):
+                await self._db.settle()  # the client may have listed just now
+                last = await last_list(self._db, client)
+        except (GatewayError, TimeoutError):  # looked for again, but not by each call of an outage
             asyncio.get_running_loop().call_later(MOMENT_SECONDS, self.known.pop, client, None)
             return nothing, False
-        if last is None or self.known.get(client) is not nothing:
+        held = self.known.get(client)
+        if held is None:  # it was heard of meanwhile: what was read may be old
+            return await self._look(client, view, revision)
+        if last is None or held is not nothing:
             return nothing, False
         id, contents = last
         if id == view.digest:
@@ -93,10 +99,10 @@ class Listings:
 
     async def _is_first(self, client: ListHolder, digest: str) -> bool:
         """Whether no process has told the client of this view."""
-        try:
-            return await tell_first(self._db, client, digest)
-        except GatewayError:
-            return False
+        with suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(MOMENT_SECONDS):
+                return await tell_first(self._db, client, digest)
+        return False
 
 
 def contents_of(view: View) -> Contents:
