@@ -37,6 +37,7 @@ TITLES = {
     "expires_at": "Until",
     "granted_by": "By",
     "principal": "Who",
+    "signed_in_at": "Since",
     "tokens": "≈ Tokens",
     "url": "URL",
 }

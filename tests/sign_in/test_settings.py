@@ -177,7 +177,7 @@ async def test_the_command_signs_in_and_out(house: House) -> None:
     await house.put()
     server = ("--url", house.url, "--token", TOKENS["ann"])
     _, out, _ = await gateway_command("credentials", "list", *server)
-    assert "notes" in out and "false" in out
+    assert "notes" in out and " no " in out
     waiting = asyncio.create_task(gateway_command("credentials", "sign-in", "notes", *server))
     async with asyncio.timeout(60):
         while not waiting.done():  # whenever the command begins to wait, the next one is for it
