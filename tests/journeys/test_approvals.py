@@ -182,14 +182,17 @@ async def test_what_is_always_allowed_is_listed_and_revoked(shop: Shop, mode: st
 
 @BOTH
 async def test_client_that_can_not_be_asked_waits_with_progress(shop: Shop, mode: str) -> None:
-    said: list[str | None] = []
+    said: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def note(progress: float, total: float | None, message: str | None) -> None:
-        said.append(message)
+        said.put_nowait(message)
 
     async with shop.agent("ann", mode) as ann:
         call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER, progress_callback=note))
         [waiting] = await shop.root.pending()
+        words = "Waiting for a person to approve shop_place_order: an admin can"
+        async with asyncio.timeout(30):
+            assert await said.get() == f"{words} (approval {waiting['id'][:12]})"
         assert waiting == waiting | {
             "tool": "shop_place_order",
             "connection": "shop",
@@ -203,8 +206,6 @@ async def test_client_that_can_not_be_asked_waits_with_progress(shop: Shop, mode
         result = await call
     record = await shop.root.execution(waiting["execution_id"])
     assert not result.is_error
-    words = "Waiting for a person to approve shop_place_order: an admin can"
-    assert said[0] == f"{words} (approval {waiting['id'][:12]})"
     assert record["status"] == "completed"
     assert (result.meta or {})["gateway/execution_id"] == record["id"]
     assert [(each["event"], each["by"], each["from"]) for each in record["timeline"]] == [
