@@ -147,7 +147,7 @@ class Keeper:
         kept = self._kept.get(account.key)
         while kept is None or kept.version == rejected or not kept.is_good_for(account):
             task = self._looking.get(account.key)
-            if task is None:
+            if task is None or task.done():  # one that has ended is no word about this rejection
                 task = asyncio.create_task(self._look(account, rejected))
                 self._looking[account.key] = task
                 task.add_done_callback(partial(self._note_end, account.key))
@@ -230,7 +230,8 @@ class Keeper:
             self._kept.clear()
 
     def _note_end(self, key: tuple[str, str], task: asyncio.Task[Kept]) -> None:
-        del self._looking[key]
+        if self._looking.get(key) is task:
+            del self._looking[key]
         if task.cancelled() or task.exception():  # its callers have that, unless all have gone
             self._kept.pop(key, None)
 
