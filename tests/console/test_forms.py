@@ -105,13 +105,15 @@ async def test_a_connection_is_added_edited_and_keeps_its_secret(
 
 async def put_over(desk: Running, peer: Provider, **more: Any) -> None:
     """Another admin's put, over REST's own function."""
-    values = {
-        "kind": "openapi",
-        "spec": peer.spec,
+    secrets = {
         "auth": {"type": "bearer", "token": "hush-1"},
         "headers": {"X-Team": "hr", "X-Api-Key": "hush-2"},
     }
-    await desk.app.gateway.catalog.put("items", values | more, by="eve")
+    await desk.app.gateway.catalog.put("items", settings_of(peer) | secrets | more, by="eve")
+
+
+def settings_of(peer: Provider) -> dict[str, Any]:
+    return {"kind": "openapi", "spec": peer.spec}
 
 
 @needs_browser
@@ -308,7 +310,9 @@ async def test_what_config_toml_owns_says_so_and_twins_are_told_apart(
             form = {"kind": "openapi", "source": definition(each).decode()}
             added = await someone.post("/console/connections", **form)
             assert "hx-redirect" in added.headers, added.text
+        await desk.app.gateway.catalog.put("values", settings_of(peer), by="eve")
         listed = (await someone.get("/console/connections")).text
         hosts = [f"127.0.0.1:{each.port}" for each in (peer, other)]
         for name, host in zip(("items", "items-2"), hosts, strict=True):
             assert f"<code>{name}</code> · openapi · {host}" in listed
+        assert "<code>values</code>" in listed  # called like a method of what the page looks into
