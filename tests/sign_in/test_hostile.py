@@ -15,6 +15,7 @@ from sqlalchemy import Connection, select, update
 
 from gateway.calls.credentials import account_of
 from gateway.store import tables
+from gateway.store.credentials import get_credential
 from tests.oauth.people import form_of
 from tests.peers import items_api, until
 from tests.sign_in.conftest import House, mcp_client, signed_in_at
@@ -128,6 +129,23 @@ async def make_due(house: House) -> None:
     assert secret.tokens is not None
     due = structs.replace(secret.tokens, renew_at=time.time() - 1)
     await gateway.keeper.save(account, structs.replace(secret, tokens=due))
+
+
+async def test_a_token_refused_while_a_look_for_it_ends_is_looked_for_anew(house: House) -> None:
+    """A call may come between the end of a look and the word of that end, whatever the moment."""
+    await house.put()
+    await house.sign_in("ann")
+    gateway = house.gateway.app.gateway
+    account = account_of(gateway.snapshot.connections["notes"], "ann")
+    kept = await gateway.keeper.get(account)
+    await gateway.keeper.save(account, kept.secret)  # this process forgets it, so it is looked for
+    rejected = (await get_credential(gateway.db, *account.key)).version  # type: ignore[union-attr]
+    first, others = asyncio.create_task(gateway.keeper.get(account)), []
+    while not first.done():
+        await asyncio.sleep(0)
+        others.append(asyncio.create_task(gateway.keeper.get(account, rejected)))
+    found = await asyncio.gather(*others)
+    assert rejected not in {each.version for each in found}
 
 
 async def test_who_signs_out_while_a_renewal_fails_is_signed_out(house: House) -> None:
