@@ -1,17 +1,23 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
+PIP := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
 .PHONY: run test test-slow lint bench soak clean conformance typescript clients python1 screenshots
 
-.venv/ready: pyproject.toml constraints.txt
-	python3 -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# What running needs; `.venv/ready` has the developers' tools too.
+.venv/run: pyproject.toml constraints.txt
+	@echo "Setting up .venv, which takes half a minute the first time"
+	@python3 -m venv .venv
+	@$(PIP) -e .
+	@touch .venv/run
+
+.venv/ready: .venv/run
+	$(PIP) -e '.[dev]'
 	$(PY) -m compileall -q gateway
 	touch .venv/ready
 
-run: .venv/ready
+run: .venv/run
 	.venv/bin/gateway serve --config config.toml
 
 test: .venv/ready

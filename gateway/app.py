@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-import uvloop
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -57,6 +56,7 @@ from gateway.store.credentials import SIGNED
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal, reseal
+from gateway.system import run_loop
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.gateway import Feed, Gateway
@@ -161,7 +161,7 @@ def serve(settings: Settings, config: Path, loading: Loading, *, worker: bool = 
     bound = bind(settings.server.host, settings.server.port, shared=worker)
     host, port = bound.getsockname()[:2]
     with bound:
-        uvloop.run(_serve(settings, Place(config, host, port), bound, loading, worker))
+        run_loop(_serve(settings, Place(config, host, port), bound, loading, worker))
 
 
 async def _serve(

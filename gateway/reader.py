@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
-import signal
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from gateway.limits import ADVICE_CPU_SECONDS, MAX_ADVISED_BYTES, READ_CPU_SECON
 from gateway.model import Build, Problem, Source, encode_build, unpack
 from gateway.naming import cut, visible
 from gateway.openapi.document import read_definition
+from gateway.system import close_inherited, confine, limit_cpu, peak_memory, yield_to_others
 
 LENGTH = struct.Struct("!I")
 # What builds tools, and what makes another kind of definition OpenAPI first: each gives the text,
@@ -115,24 +114,25 @@ _NO_RETRIEVAL = dict.fromkeys(("http", "https", "file", "ftp", "data", ""), _ref
 
 def main() -> None:
     """Serve one job after the other until stdin ends."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # uvloop leaves what the gateway has open
+    close_inherited()
     # Whatever a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     advises = sys.argv[1] == "advise"
-    _confine()
+    confine(READER_BYTES)
+    sys.addaudithook(_refuse_network)
     if advises:
-        os.nice(5)  # nobody waits for advice
+        yield_to_others()
     else:
         _function(_BUILD_OPENAPI)  # what most jobs need is there before the first one
     gc.disable()  # a job's garbage goes in one piece, after its answer
     while (job := _next_job(sys.stdin.buffer)) is not None:
         # A child that takes more is ended by the signal: SIGPROF.
-        signal.setitimer(signal.ITIMER_PROF, ADVICE_CPU_SECONDS if advises else READ_CPU_SECONDS)
+        limit_cpu(ADVICE_CPU_SECONDS if advises else READ_CPU_SECONDS)
         answer = _answer(job)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_cpu(0)
         # The allocator gives little back, so a child that grew large is replaced.
-        answer.retires = answer.retires or _peak_memory() > READER_BYTES // 2
+        answer.retires = answer.retires or peak_memory() > READER_BYTES // 2
         body = msgspec.msgpack.encode(answer)
         answers.write(LENGTH.pack(len(body)))
         answers.write(body)
@@ -141,15 +141,6 @@ def main() -> None:
             return
         del job, answer, body
         gc.collect()
-
-
-def _confine() -> None:
-    for kind, wanted in ((resource.RLIMIT_DATA, READER_BYTES), (resource.RLIMIT_CORE, 0)):
-        _, hard = resource.getrlimit(kind)
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (most, hard))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    sys.addaudithook(_refuse_network)
 
 
 def _refuse_network(event: str, arguments: object) -> None:
@@ -186,16 +177,6 @@ def _refused(message: str, *, retires: bool = False) -> JobResult:
 def _function(name: str) -> Any:
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
-
-
-def _peak_memory() -> int:
-    """Of this program alone: getrusage also counts what the gateway was when it forked."""
-    try:
-        with open("/proc/self/status", "rb") as status:
-            peak = next(line for line in status if line.startswith(b"VmHWM:"))
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(peak.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,12 +38,13 @@ from gateway.limits import (
     MOMENT_SECONDS,
     TURN_AWAY_SECONDS,
 )
+from gateway.system import ON_WINDOWS, hear_signal, signal_number
 from gateway.telemetry import begin_request
 from gateway.web.guard import HAS_COME
 
 log = structlog.get_logger("gateway")
 
-AT_ONCE = signal.SIGQUIT  # what the parent of workers has them end by when it is signalled twice
+AT_ONCE = signal_number("SIGQUIT")  # by the parent of workers, when it is signalled twice
 SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
 READY = b"Gateway ready: "
 ENDED_WELL = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal itself: it was only just starting
@@ -52,7 +54,8 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A bound socket, shared with other processes if wanted; ConfigInvalid if it can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not ON_WINDOWS:  # there it would mean to share
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
@@ -84,7 +87,7 @@ class GatewayServer(uvicorn.Server):
             uvicorn.Config(
                 self._route,
                 interface="asgi3",
-                loop="uvloop",
+                loop="none",  # it runs on ours
                 http=patient_protocol(request_seconds),
                 ws="none",
                 lifespan="off",
@@ -144,14 +147,13 @@ class GatewayServer(uvicorn.Server):
         if self._announced is None:
             yield
             return
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+        heard = (partial(self.handle_exit, number, None) for number in SIGNALS)
+        forget = [hear_signal(*each) for each in zip(SIGNALS, heard, strict=True)]
         try:
             yield
         finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
+            for each in forget:
+                each()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._ending is None:
@@ -341,6 +343,8 @@ def without_upgrade(data: bytes) -> bytes:
 
 def supervise(settings: Settings, config: Path) -> int:
     """Runs `server.workers` processes until a signal ends them; the exit code."""
+    if ON_WINDOWS:
+        raise ConfigInvalid(["server.workers: several processes can't share a port on Windows"])
     with bind(settings.server.host, settings.server.port, shared=True) as held:
         port = held.getsockname()[1]
         return asyncio.run(Supervisor(settings, config, port).run())
@@ -364,9 +368,8 @@ class Supervisor:
         self._ready = 0
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._end)
+            hear_signal(number, self._end)
         codes = await asyncio.gather(*(self._keep(i) for i in range(self._server.workers)))
         return max(codes)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +25,7 @@ from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloade
 from gateway.limits import QUEUE_SECONDS, READ_SECONDS, READER_BYTES
 from gateway.model import Build, Problem, Source, decode_build
 from gateway.reader import LENGTH, Job, JobResult, advise, build_tools
+from gateway.system import signal_number
 
 # Nothing else of our environment is a reader's business, secrets least of all.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TMPDIR")
@@ -103,7 +103,7 @@ class _Pool:
             except _ReaderEnded as ended:
                 if self._closed:
                     raise _closed_error() from ended
-                if ended.status not in (-signal.SIGKILL, -signal.SIGTERM):
+                if ended.status not in (-signal_number("SIGKILL"), -signal_number("SIGTERM")):
                     raise
             # A reader that others ended says nothing about this document.
             return await self._ask(job, seconds)
@@ -226,7 +226,7 @@ class _ReaderEnded(DefinitionUnreadable):
 
     def __init__(self, status: int | None) -> None:
         self.status = status
-        if status == -signal.SIGPROF:
+        if status == -signal_number("SIGPROF"):
             what = "needs more processor time than a reader may have"
         elif status is not None and status < 0:
             what = "made its reader run out of memory or crash"

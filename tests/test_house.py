@@ -29,7 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 FIGURES = tomllib.loads((ROOT / "tests/house.toml").read_text(encoding="utf-8"))
 
-PLAIN = {"errors", "model", "blocklist", "limits", "markup", "naming", "plain"}
+PLAIN = {"errors", "model", "blocklist", "limits", "markup", "naming", "plain", "system"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {
@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
     "markup": set(),
+    "system": set(),
     "naming": {"errors", "limits", "markup", "model"},
     "plain": {"limits", "model", "naming"},
     "model": {"errors"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shutil
 import ssl
 import time
@@ -49,6 +48,7 @@ from gateway.store.database import Database
 from gateway.store.ledger import Filter, list_executions
 from gateway.store.secrets import check_seal, load_seal
 from gateway.store.tables import is_current
+from gateway.system import most_open_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,8 @@ async def _get_health(base: str) -> Mapping[str, object] | None:
 
 async def _limits(settings: Settings, config: Path) -> list[Finding]:
     limits, server = settings.limits, settings.server
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if (most := most_open_files()) is None:
+        return []
     clients = most - 2 * limits.max_concurrent_calls - 3 * limits.upstream_sessions - 100
     said = f"{most:,} open files are enough for {max(0, clients):,} clients beside all calls"
     fix = "raise it to 65536: ulimit -n, LimitNOFILE, ulimits (docs/sizing.md)"

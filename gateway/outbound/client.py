@@ -116,7 +116,7 @@ class Egress:
         folder: Path = Path(),
         lookup: Lookup = socket.getaddrinfo,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._session: aiohttp.ClientSession | None = None
         self._judge = Judge(lookup)
         self._contexts = Contexts(folder, ca_file)
@@ -146,7 +146,7 @@ class Egress:
         """Go by these settings from now on. Exchanges under way finish."""
         self._judge.follow(allow, Proxy.at(proxy) if proxy else None)
         if ca_file != self._contexts.ca_file:  # new contexts need new handshakes
-            self._contexts = Contexts(self._folder, ca_file)
+            self._contexts = Contexts(self.folder, ca_file)
 
     async def check(self, url: str) -> None:
         """Refuse a URL whose host resolves to no address that may be dialled."""

@@ -13,7 +13,6 @@ off is for the caller to find out: it is never repeated.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import sqlite3
 import time
@@ -30,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway import limits
 from gateway.errors import Broken, ConfigInvalid
+from gateway.system import lock_file
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -158,11 +158,11 @@ def _turn(lock: Path, deadline: float) -> Iterator[None]:
     SQLite alone would let those that wait look again after ever longer pauses, and a busy process
     takes the lock again in between. And switching to WAL does not wait for others at all.
     """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         while True:
             with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(descriptor)
                 break
             _check(deadline)
             time.sleep(0.001)

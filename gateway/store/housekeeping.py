@@ -26,6 +26,7 @@ from gateway.store import tables
 from gateway.store.database import Database, insert_new, store_time, values
 from gateway.store.ledger import mark_unknown
 from gateway.store.tables import Replica
+from gateway.system import is_running
 
 _replicas = tables.replicas
 
@@ -58,7 +59,7 @@ async def bury_the_dead(db: Database, us: Replica) -> list[str]:
     """Removes earlier processes of this host that no longer run, without waiting for silence."""
     here = (_replicas.c.host == us.host) & (_replicas.c.id != us.id)
     found = await db.read(lambda tx: tx.execute(select(_replicas).where(here)).all())
-    dead = [each.id for each in found if each.pid == us.pid or not _runs(each.pid)]
+    dead = [each.id for each in found if each.pid == us.pid or not is_running(each.pid)]
     for id in dead:
         await leave(db, id)
     return dead
@@ -71,16 +72,6 @@ def this_host() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = os.readlink("/proc/self/ns/pid")
     return f"{socket.gethostname()} {boot} {namespace}"
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class Housekeeping:

@@ -27,6 +27,7 @@ from gateway.limits import PASSPHRASE_CHARS
 from gateway.model import json_bytes, json_value
 from gateway.store import tables
 from gateway.store.database import Database, insert_new
+from gateway.system import ON_WINDOWS
 
 SEALED = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
 CHECK_NAME = "secret_key_check"
@@ -185,6 +186,8 @@ def _make_key_file(key_file: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
+    if ON_WINDOWS:  # folders can't be opened there
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

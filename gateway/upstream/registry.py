@@ -17,6 +17,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -41,7 +42,7 @@ Authorize = Callable[[str, Connection, str | None, Headers | None, bool], Awaita
 # An upstream's name, the principal whom a notice concerns (None: all), its method and params.
 Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
-_SAME_NAMES = {"transport", "url", "headers", "command", "args", "env", "cwd", "lazy", "session"}
+_SAME_NAMES = {"transport", "url", "headers", "command", "args", "env", "lazy", "session"}
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +95,7 @@ class Upstreams:
                 self._drop(name)
         for name, settings in connections.items():
             self._settings[name] = settings
-            self.replace(name, upstream_of(name, settings, limits))
+            self.replace(name, upstream_of(name, settings, limits, self._egress.folder))
 
     async def read(self, name: str, settings: McpConnection) -> Listing:
         """What the server says of itself now: its tools and its instructions.
@@ -106,7 +107,7 @@ class Upstreams:
             return await self._read(name)
         probe = f"{name}?{next(self._probes)}"
         self._settings[probe] = settings
-        self.replace(probe, upstream_of(name, settings, Limits()))
+        self.replace(probe, upstream_of(name, settings, Limits(), self._egress.folder))
         try:
             return await self._read(probe)
         finally:
@@ -336,14 +337,15 @@ def _ignore(*what: Any) -> None:
     """What is told to nobody."""
 
 
-def upstream_of(name: str, settings: McpConnection, limits: Limits) -> Upstream:
-    """How this server is reached, in its session's own terms."""
+def upstream_of(name: str, settings: McpConnection, limits: Limits, folder: Path) -> Upstream:
+    """How this server is reached, in its session's own terms; children start in `folder`."""
     return Upstream(
         name,
         protocol=settings.protocol,
         tls=settings.tls,
         timeout_seconds=settings.timeout_seconds or limits.call_timeout_seconds,
         max_call_seconds=limits.max_call_seconds,
+        cwd=str(folder / (settings.cwd or "")),
         **settings.model_dump(include=_SAME_NAMES)
         | ({"session": "principal"} if is_personal(settings.auth) else {}),
     )

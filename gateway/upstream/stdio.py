@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import structlog
-import uvloop
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import (
@@ -31,6 +29,7 @@ from gateway.limits import (
     STEP_BYTES,
 )
 from gateway.naming import visible
+from gateway.system import signal_group, signal_number
 from gateway.upstream import protocol
 from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable
 from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream
@@ -192,8 +191,8 @@ class Child:
         with suppress(TimeoutError):
             async with asyncio.timeout(REST_SECONDS):
                 await self.exited.wait()
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            if _signal_group(self._pid, how):
+        for how in map(signal_number, ("SIGTERM", "SIGKILL")):
+            if signal_group(self._pid, how):
                 await self._group_gone()
         self._errors.cancel()
         await asyncio.gather(self._errors, return_exceptions=True)
@@ -203,7 +202,7 @@ class Child:
         """Waits for the end of the group: what nobody reaps looks alive, and is not waited for."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + REST_SECONDS
-        while _signal_group(self._pid, 0) and loop.time() < ends:
+        while signal_group(self._pid, 0) and loop.time() < ends:
             if self.exited.is_set():
                 ends = min(ends, loop.time() + REST_SECONDS / 3)
             await asyncio.sleep(0.01)
@@ -237,7 +236,7 @@ async def start_child(upstream: Upstream) -> Child:
             env={**basics, **upstream.env},
             cwd=upstream.cwd,
             start_new_session=True,
-            preexec_fn=_keep_streams if isinstance(loop, uvloop.Loop) else None,
+            preexec_fn=_keep_streams if type(loop).__module__ == "uvloop" else None,
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
@@ -257,15 +256,6 @@ def _keep_streams() -> None:
         if int(name) > 2:
             with suppress(OSError):  # the list itself is open no more
                 os.set_inheritable(int(name), False)
-
-
-def _signal_group(group: int, how: int) -> bool:
-    """Whether the group still had anyone to signal."""
-    try:
-        os.killpg(group, how)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 async def _log_lines(name: str, errors: asyncio.StreamReader, secrets: Sequence[str]) -> None:

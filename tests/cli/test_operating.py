@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway import __version__
 from tests.callers import client, own_call
 from tests.certificates import authority
 from tests.configs import principal, table, token_of
@@ -69,7 +70,7 @@ async def test_the_doctor_says_of_each_thing_how_it_is_and_what_to_fix(
         "chmod 600",
         "the key fits",
         "ok clients desk/1.0 ",
-        "a gateway 0.1.0 runs there: ok",
+        f"a gateway {__version__} runs there: ok",
         "server.workers = 64",
         "1 tools, 0 skipped",
         "network.ca_file: ends in 0 days",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,10 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from mcp.client.client import Client
 
 from gateway.server import bind
-from tests.configs import STDIO_PEER, stdio_table
-from tests.conftest import OPEN
+from tests.callers import names
+from tests.configs import STDIO_PEER, stdio_table, table
+from tests.conftest import OPEN, GatewayMaker
 from tests.journeys.trio import asked, plain_http
 from tests.peers import provider, until
 from tests.processes import ForkedGateway, gateway_process, users_process
@@ -132,3 +136,16 @@ async def test_workers_end_with_a_parent_that_is_killed_while_they_start(tmp_pat
     parent.kill()
     await parent.wait()
     await until(lambda: not any(map(lives, workers)), SOON_SECONDS)
+
+
+async def test_paths_of_a_stdio_server_count_from_the_folder_of_the_configuration(
+    tmp_path: Path, make_gateway: GatewayMaker
+) -> None:
+    (tmp_path / "tools").mkdir()
+    shutil.copy(STDIO_PEER, tmp_path / "tools/peer.py")
+    child = {"kind": "mcp", "transport": "stdio", "command": sys.executable}
+    here = table("connections.here", **child, args=["tools/peer.py"])
+    there = table("connections.there", **child, args=["peer.py"], cwd="tools")
+    gateway = await make_gateway(f"{OPEN}{here}{there}")
+    async with Client(gateway.mcp) as client:
+        assert await names(client) >= {"here_echo", "there_echo"}

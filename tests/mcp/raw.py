@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from gateway import __version__
 from tests.mcp.conftest import Edge
 
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -21,7 +22,7 @@ META = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 
-SERVER = {"name": "dynamic-mcp-gateway", "title": "Dynamic MCP gateway", "version": "0.1.0"}
+SERVER = {"name": "dynamic-mcp-gateway", "title": "Dynamic MCP gateway", "version": __version__}
 
 
 @dataclass(frozen=True)

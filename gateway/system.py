@@ -1,0 +1,124 @@
+"""What differs from one operating system to the next, behind functions that all of them have.
+
+Linux has everything. macOS has all but the spreading of connections over several workers. Windows
+has one process: no workers, no bounds on the memory and CPU time of readers (their deadlines hold),
+and what a stdio server has started itself is not ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from importlib import import_module
+from typing import Any
+
+ON_WINDOWS = sys.platform == "win32"
+
+
+def _find(name: str) -> Any:
+    """A module that not every system has; None where it is missing."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
+uvloop, fcntl, resource = map(_find, ("uvloop", "fcntl", "resource"))
+
+
+def signal_number(name: str) -> int:
+    """The number of a signal; where the system has no such signal, that of SIGTERM."""
+    return int(getattr(signal, name, signal.SIGTERM))
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Runs to the end, on the faster event loop where there is one."""
+    (uvloop or asyncio).run(main)
+
+
+def hear_signal(number: int, heard: Callable[[], None]) -> Callable[[], object]:
+    """Has a signal call back on the running loop; what is returned takes that back."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(number, heard)
+    except NotImplementedError:  # Windows
+        before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(heard))
+        return lambda: signal.signal(number, before)
+    return lambda: loop.remove_signal_handler(number)
+
+
+def lock_file(descriptor: int) -> None:
+    """Takes the lock of a file; raises BlockingIOError where another process has it."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def signal_group(group: int, how: int) -> bool:
+    """Signals a process and what it started; whether anyone was still there."""
+    if ON_WINDOWS and how == 0:
+        return False  # there, 0 is no question but Ctrl-C
+    try:
+        getattr(os, "killpg", os.kill)(group, how)
+    except OSError:
+        return False
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number; where nobody can tell, there is."""
+    try:
+        if not ON_WINDOWS:
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def confine(most_bytes: int) -> None:
+    """Bounds this process: its memory, no core file, and SIGPROF ends it."""
+    if resource is None:
+        return
+    for kind, wanted in ((resource.RLIMIT_DATA, most_bytes), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(kind)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (most, hard))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def limit_cpu(seconds: float) -> None:
+    """Has SIGPROF sent to this process once it has used so much CPU time from now; 0: never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def close_inherited() -> None:
+    """Closes what the parent had open: uvloop leaves it open in its children."""
+    if hasattr(os, "sysconf"):
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def yield_to_others() -> None:
+    """Runs from now on when other processes have nothing to do."""
+    if hasattr(os, "nice"):
+        os.nice(5)
+
+
+def peak_memory() -> int:
+    """Of this program alone: getrusage also counts what the gateway was when it forked."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            peak = next(line for line in status if line.startswith(b"VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit if resource else 0
+    return int(peak.split()[1]) * 1024
+
+
+def most_open_files() -> int | None:
+    """How many files this process may have open; None: the system has no such bound."""
+    return None if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
