@@ -21,7 +21,7 @@ run: .venv/run
 	.venv/bin/gateway serve --config config.toml
 
 test: .venv/ready
-	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready || true  # a real OpenID provider
+	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready tests/console/node_modules/ready || true  # a real OpenID provider, axe-core
 	@$(PY) -m compileall -q gateway tests -x node_modules  # for the processes that tests start
 	$(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -112,7 +112,7 @@ async def test_a_connection_is_previewed_and_its_tools_arrive_live(window: Windo
         await expect(page.locator("#toasts")).to_contain_text("1 tool added")
         await expect(page.locator("#connection-tools")).to_contain_text("items_get_parts")
         await expect(page.locator("#nav-tools")).to_contain_text("9")
-        await page.click("button:has-text('Delete')")
+        await page.click("a:has-text('Delete')")
         await page.click("#delete >> button.danger")
         await page.wait_for_url("**/console/connections")
         await expect(page.locator("#results")).not_to_contain_text("items")
@@ -275,6 +275,7 @@ async def test_filters_stay_in_the_address_and_files_follow_them(window: Window)
 
 async def test_keys_lead_to_pages_search_and_the_other_theme(window: Window) -> None:
     page = window.page
+    await window.open("")
     await page.keyboard.press("Tab")
     await expect(page.locator(".skip")).to_be_focused()
     await page.keyboard.press("g")

@@ -5,11 +5,12 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 // --- dialogs, tabs, copying, theme ---
 
 document.addEventListener('click', event => {
-  const button = event.target.closest('button');
+  const button = event.target.closest('button, [data-open], [data-close]');
   if (!button) {
     if (event.target.matches('dialog')) event.target.close(); // the backdrop
     return;
   }
+  if (button.matches('a')) event.preventDefault(); // its address is for those without a script
   if (button.dataset.open) one(button.dataset.open)?.showModal();
   if ('close' in button.dataset) button.closest('dialog').close();
   if (button.dataset.copy) copy(button);
@@ -130,15 +131,27 @@ function call() {
   const waiting = one('#nav-approvals .hot')?.textContent;
   document.title = waiting ? `(${waiting}) ${title}` : title;
 }
+// What scrolls can be reached by keys, and nothing else of the kind.
+function reach() {
+  for (const box of all('pre, .args, .desc, .scroll, .tabs')) {
+    const scrolls = box.scrollHeight > box.clientHeight + 1 || box.scrollWidth > box.clientWidth + 1;
+    if (scrolls && getComputedStyle(box).overflowX !== 'visible') box.tabIndex = 0;
+    else box.removeAttribute('tabindex');
+  }
+}
 age();
 count();
 call();
+reach();
+addEventListener('resize', reach);
+document.addEventListener('toggle', reach, true); // a fold that was opened
 setInterval(age, 5000);
 setInterval(count, 1000);
 
 // --- live ---
 
 const live = one('#live');
+live.hidden = false;
 const say = (state, words) => {
   live.dataset.state = state;
   live.lastElementChild.textContent = words;
@@ -183,6 +196,7 @@ document.addEventListener('htmx:after:swap', () => {
   age();
   count();
   call();
+  reach();
   for (const toast of all('.toast:not([data-shown])')) {
     toast.dataset.shown = '';
     setTimeout(() => toast.remove(), 6000);

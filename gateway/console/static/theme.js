@@ -1,5 +1,7 @@
-// Before the first paint: the theme somebody chose here, if they did.
+// Before the first paint: scripts run here, and the theme somebody chose, if they did.
 (() => {
+  const root = document.documentElement;
+  root.classList.add('js');
   const chosen = localStorage.getItem('theme');
-  if (chosen) document.documentElement.dataset.theme = chosen;
+  if (chosen) root.dataset.theme = chosen;
 })();
