@@ -1,6 +1,6 @@
 """Everything that is measured, in one run: prints a table and writes out/bench.json.
 
-    python -m bench [calls listing giant start size workers writes streams]
+    python -m bench [calls listing giant start size workers writes streams console]
 
 Compare ratios, and figures of one run with each other: on a shared machine rates come and go.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from bench import calls, catalog, streams
+from bench import calls, catalog, console, streams
 from bench.processes import ROOT, Measured, running
 from bench.rows import Row, table, write
 
@@ -33,6 +33,7 @@ SECTIONS: dict[str, Section] = {
     "streams": streams.rows,
     "writes": calls.writes,
     "workers": calls.by_processes,
+    "console": console.rows,
 }
 
 

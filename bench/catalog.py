@@ -31,7 +31,7 @@ async def listing(peer: Measured, folder: Path) -> list[Row]:
     configure(folder / "listing", {"shop": api(peer.port, LISTED)}, principals=names)
     rows = []
     async with gateway(folder / "listing") as server:
-        await _settled(server)
+        await settled(server)
         eras: tuple[Era, ...] = ("2026", "2025")
         for era in eras:
             for who in (names[:1], names):
@@ -57,7 +57,7 @@ async def giant(peer: Measured, folder: Path) -> list[Row]:
     settings = {**api(peer.port, 20), "spec": f"http://127.0.0.1:{peer.port}/giant"}
     rows = []
     async with gateway(folder / "giant") as server:
-        await _settled(server)
+        await settled(server)
         path = "/api/v1/connections/giant"
         for words, request in (
             ("put of 1,200 operations", _rest("PUT", server, path, settings)),
@@ -104,7 +104,7 @@ async def _beside_health(server: Measured, request: bytes) -> tuple[float, float
     looking.cancel()
     with suppress(asyncio.CancelledError):
         await looking
-    await _settled(server)
+    await settled(server)
     connection.transport.close()
     return max(0.0, server.cpu() - before - len(health.latencies) * a_look), seconds, health
 
@@ -130,9 +130,9 @@ async def _look(connection: Connection, port: int, health: Load) -> None:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _settled(server: Measured) -> None:
+async def settled(server: Measured, seconds: float = SETTLE_SECONDS) -> None:
     """Wait until the server has done nothing for a while."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+    deadline = time.monotonic() + seconds
     used = server.cpu()
     while time.monotonic() < deadline:
         await asyncio.sleep(QUIET_SECONDS)
@@ -147,13 +147,13 @@ async def start(peer: Measured, folder: Path) -> list[Row]:
     place = folder / "start"
     configure(place, {f"shop{n}": api(peer.port, 20) for n in range(DEFINITIONS)})
     async with gateway(place) as server:
-        await _settled(server)
+        await settled(server)
     times = []
     for _ in range(3):
         began = time.perf_counter()
         async with gateway(place) as server:
             times.append((time.perf_counter() - began, server.cpu()))
-            await _settled(server)
+            await settled(server)
             memory = server.memory()
     seconds, cpu = min(times)
     return [

@@ -47,6 +47,7 @@ from gateway.limits import FETCH_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.oauth.connect import Connect
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
+from gateway.outbound.certificates import Certificates
 from gateway.outbound.client import Egress, Request
 from gateway.server import GatewayServer, bind
 from gateway.sign_in.keeper import Keeper
@@ -317,7 +318,8 @@ class Assembly:
         requests = UpstreamRequests(self.upstreams, self.limits, self.credentials)
         mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
         mcp.listen_to(self.signals)
-        health = Health(gateway, identity, rules, mcp.figures)
+        certificates = Certificates(self.folder, self.egress.shown)
+        health = Health(gateway, identity, rules, mcp.figures, certificates.ends)
         gateway.invoker.on_finished(health.metrics.finished)
         shown = (health, mcp.contacts, self.public_url)
         console = Console(gateway, identity, self.seal, *shown)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,6 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import aiohttp
-from cryptography import x509
 from sqlalchemy import func, select
 
 from gateway import __version__
@@ -42,6 +39,8 @@ from gateway.limits import (
     STEP_BYTES,
     STORE_ROWS,
 )
+from gateway.model import Problem
+from gateway.outbound.certificates import ask_end, ending_soon, read_ends
 from gateway.outbound.client import Egress, Request
 from gateway.server import bind
 from gateway.store.database import Database
@@ -49,6 +48,7 @@ from gateway.store.ledger import Filter, list_executions
 from gateway.store.secrets import check_seal, load_seal
 from gateway.store.tables import is_current
 from gateway.system import most_open_files
+from gateway.web.todo import STEPS, of_credentials, of_host, of_problems, tls_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +301,16 @@ async def _upstream(name: str, settings: Settings, config: Path) -> list[Finding
         return [Finding(status, about, error.message, error.hint)]
     tools, skipped = len(found["tools"]), len(found["skipped"])
     said = f"{tools} tools, {skipped} skipped"
+    problems = [Problem(**each) for each in found["problems"] if each["where"] in STEPS]
+    todo = [
+        *of_credentials(name, connection),
+        *of_host(name, connection, found["base_url"]),
+        *of_problems(name, problems),
+    ]
     if not tools:
         return [Finding("warn", about, said, f"`gateway inspect {name}` says why")]
-    return [Finding("ok", about, said)]
+    wrong = [Finding("warn", about, f"{each.what}: {each.why}", each.fix) for each in todo]
+    return [*wrong, Finding("ok", about, said)]
 
 
 def _addresses(settings: Settings) -> dict[str, tuple[str, str | None]]:
@@ -328,50 +335,23 @@ def _addresses(settings: Settings) -> dict[str, tuple[str, str | None]]:
 
 async def _certificates(settings: Settings, config: Path) -> list[Finding]:
     """When the certificates end that the gateway shows, trusts, or is shown."""
-    ends = dict[str, datetime]()
-    tables = {f"connections.{name}.tls": each.tls for name, each in settings.connections.items()}
-    files = [("network.ca_file", settings.network.ca_file)]
-    for where, tls in tables.items():
-        files += [(f"{where}.ca_file", tls.ca_file), (f"{where}.cert_file", tls.cert_file)]
-    for where, file in files:
-        if file:
-            certificates = x509.load_pem_x509_certificates((config.parent / file).read_bytes())
-            ends[where] = min(each.not_valid_after_utc for each in certificates)
-    found = list[Finding]()
+    tables = tls_tables(settings.network.ca_file, settings.connections)
+    ends = dict(await asyncio.to_thread(read_ends, config.parent, tables))
     if settings.network.proxy is None:
         addresses = _addresses(settings)
-        shown = await asyncio.gather(*(_shown_until(*addresses[where]) for where in addresses))
+        shown = await asyncio.gather(*(ask_end(*addresses[where]) for where in addresses))
         ends |= {where: end for where, end in zip(addresses, shown, strict=True) if end}
-    for where, end in ends.items():
-        days = (end - datetime.now(UTC)).days
-        if days < CERTIFICATE_DAYS:
-            words = (
-                f"{where}: ended on {end:%Y-%m-%d}" if days < 0 else f"{where}: ends in {days} days"
-            )
-            status: Literal["warn", "fail"] = "fail" if days < 0 else "warn"
-            found.append(Finding(status, "certificates", words, "have it renewed"))
+    found = [
+        Finding(
+            "fail" if each.is_over else "warn",
+            "certificates",
+            f"{each.where}: {each.words}",
+            "have it renewed",
+        )
+        for each in ending_soon(ends)
+    ]
     known = f"{len(ends)} looked at, none ends within {CERTIFICATE_DAYS} days"
     return found or [Finding("ok", "certificates", known)]
-
-
-async def _shown_until(url: str, expected: str | None) -> datetime | None:
-    """When the certificate of a server ends. Whether it is trusted is seen where it is called."""
-    parts = urlsplit(url)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    name = expected or parts.hostname
-    try:
-        async with asyncio.timeout(FETCH_SECONDS):
-            _, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or 443, ssl=context, server_hostname=name
-            )
-    except (OSError, TimeoutError):
-        return None
-    try:
-        raw = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        return x509.load_der_x509_certificate(raw).not_valid_after_utc
-    finally:
-        writer.transport.abort()
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:

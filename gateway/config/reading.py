@@ -37,6 +37,7 @@ log = structlog.get_logger("gateway.reload")
 
 Apply = Callable[[Settings], Awaitable[None]]
 Report = Callable[[str | None], None]
+RESTART = "needs a restart: "  # what is reported of keys that are read at start only
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 _connection = TypeAdapter[Any](AnyConnection)
@@ -292,7 +293,7 @@ class Watched:
             await self.apply(live)
             self.current = live
             log.info("configuration applied")
-        self.report(f"needs a restart: {', '.join(waiting)}" if waiting else None)
+        self.report(RESTART + ", ".join(waiting) if waiting else None)
         if waiting:
             log.warning("configuration needs a restart", keys=list(waiting))
 

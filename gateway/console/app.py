@@ -98,7 +98,7 @@ PAGES: Mapping[str, Handler] = {
     "/access/view": access.view,
 }
 LIVE: Mapping[str, Live] = {
-    "": (calls.shown_overview, "stats picture worries feed health"),
+    "": (calls.shown_overview, "stats picture tasks feed health"),
     "/connections/{name}": (connections.shown_connection, "state changes connection-tools"),
     "/approvals": (calls.shown_approvals, "cards feed grants"),
     "/executions/{id}": (executions.shown_execution, "execution"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,17 +25,15 @@ from gateway.console.pages import (
     Visit,
     choose_rows,
     clip,
-    clip_text,
     list_page,
     navigation,
     page,
     plural,
     toast,
 )
-from gateway.limits import PAGE_ENTRIES
+from gateway.limits import MAX_TOLD_ITEMS, PAGE_ENTRIES
 from gateway.model import Tool
 from gateway.store import figures, ledger
-from gateway.store.catalog import list_changes
 from gateway.store.tables import Approval
 from gateway.web import rest
 from gateway.web.shown import approval_row, execution_event
@@ -68,7 +66,8 @@ async def shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
         "tools": len(tools),
         "tokens": sum(tool.tokens for tool in tools.values()),
         "picture": draw(hour, words, len(nav.waiting), visit.inquiry.connections(), tools),
-        "worries": (await _worries(visit, nav))[:12],
+        "tasks": nav.tasks[:MAX_TOLD_ITEMS],
+        "more_tasks": len(nav.tasks[MAX_TOLD_ITEMS:]),
         "feed": await newest_calls(visit),
         "health": await visit.backend.health.report(visit.principal) if admin else None,
     }
@@ -261,89 +260,6 @@ def _kind_box(kind: str, tools: Mapping[str, Tool]) -> Box:
     note = f"≈ {sum(tokens):,} tokens" if tokens else "none"
     href = f"/console/tools?access={kind}"
     return Box(f"{len(tokens):,} {kind}", note, TOOL_KINDS[kind], f"a-{kind}", href)
-
-
-# --- what to do -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Worry:
-    """Something that is not as it should be, and the next step."""
-
-    tone: str
-    what: str
-    detail: str
-    step: str = ""
-    href: str = ""
-
-
-async def _worries(visit: Visit, nav: Navigation) -> list[Worry]:
-    of_connections = [worry for row in nav.connections for worry in _connection_worries(row)]
-    if not visit.principal.admin:
-        return of_connections
-    settings = [each for s in visit.inquiry.connections() for each in _setting_worries(s)]
-    return [
-        *_gateway_worries(visit, nav),
-        *of_connections,
-        *settings,
-        *await _held_changes(visit, nav),
-    ]
-
-
-def _gateway_worries(visit: Visit, nav: Navigation) -> Iterator[Worry]:
-    if nav.waiting:
-        what = f"{plural(len(nav.waiting), 'call')} waiting for a decision"
-        detail = "Without one they end by themselves, denied."
-        yield Worry("warn", what, detail, "Decide", "/console/approvals")
-    health = visit.backend.health
-    if problem := health.config_problem:
-        detail = f"{clip_text(problem, 300)} The last good one stays in force."
-        yield Worry("bad", "config.toml was edited and can't be used", detail)
-    for each in visit.snapshot.problems:
-        yield Worry("bad", f"{each.where} can't be read", each.message)
-    for each in health.problems[:6]:
-        tone, what = "bad" if each.severity == "error" else "warn", f"{each.where} does not hold"
-        yield Worry(tone, what, each.message, "Look at it", "/console/access")
-
-
-def _connection_worries(row: Mapping[str, Any]) -> Iterator[Worry]:
-    href, name = f"/console/connections/{row['name']}", clip(row["display_name"], 60)
-    errors = [each["message"] for each in row["problems"] if each["severity"] == "error"]
-    if row["status"] == "failing":
-        why = clip_text(errors[-1], 240) if errors else ""
-        kept = f" Its last {plural(row['tools'], 'good tool')} are still served."
-        yield Worry("bad", f"{name} can't be read", why + kept, "Look at it", href)
-    elif row["status"] == "unauthenticated":
-        words = "Calls will fail until someone signs in there."
-        yield Worry("bad", f"{name} is not signed in", words, "Sign it in", href)
-    elif errors:
-        what = f"{name} has {plural(len(errors), 'problem')}"
-        yield Worry("warn", what, clip_text(errors[0], 240), "Read", href)
-
-
-def _setting_worries(state: ConnectionState) -> Iterator[Worry]:
-    """Settings of a connection that do nothing, such as a rule for an operation it has not."""
-    found = [each for each in state.problems if each.configured and each.severity == "warning"]
-    if found:
-        what = f"{plural(len(found), 'setting')} of {clip(state.display_name, 60)} to look at"
-        detail = clip_text(f"{found[0].where}: {found[0].message}", 240)
-        yield Worry("warn", what, detail, "Read", f"/console/connections/{state.name}")
-
-
-async def _held_changes(visit: Visit, nav: Navigation) -> list[Worry]:
-    held = await list_changes(visit.gateway.db, status="held", limit=PAGE_ENTRIES)
-    counts = Counter(change.connection for change in held)
-    return [
-        Worry(
-            "warn",
-            f"{plural(count, 'change')} of {clip(name, 60)} held",
-            "The last good version is served until you accept.",
-            "Compare",
-            f"/console/connections/{name}#changes",
-        )
-        for name, count in sorted(counts.items())
-        if any(row["name"] == name for row in nav.connections)
-    ]
 
 
 # --- calls that wait ------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
 from gateway.web.identity import ConsoleSession, ConsoleSessions, Identity
 from gateway.web.own_tools import connection_rows
+from gateway.web.todo import Task
 from gateway.web.watch import Health
 
 Row = Mapping[str, Any]
@@ -144,6 +145,7 @@ class Navigation:
     connections: list[dict[str, Any]]
     tools: int
     waiting: list[Approval]
+    tasks: list[Task]
 
     @property
     def side(self) -> list[dict[str, Any]]:
@@ -157,7 +159,8 @@ async def navigation(visit: Visit) -> Navigation:
     inquiry = visit.inquiry
     waiting = await list_open(visit.gateway.db, time.time())
     waiting = [each for each in waiting if inquiry.concerns(each.principal, each.connection)]
-    return Navigation(connection_rows(inquiry), len(inquiry.view.tools), waiting)
+    tasks = await visit.backend.health.tasks(visit.principal, len(waiting))
+    return Navigation(connection_rows(inquiry), len(inquiry.view.tools), waiting, tasks)
 
 
 def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:

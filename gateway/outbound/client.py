@@ -14,9 +14,10 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,19 @@ from urllib.parse import quote, urljoin
 import aiohttp
 from aiohttp import ClientResponse
 from aiohttp.connector import Connection
+from cachetools import LRUCache
 from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
 from gateway.errors import Broken, Fixable, Refused, UpstreamFailed
-from gateway.limits import IDLE_SECONDS, LARGE_BYTES, MAX_EXCHANGES, STEP_BYTES
+from gateway.limits import (
+    IDLE_SECONDS,
+    LARGE_BYTES,
+    MAX_EXCHANGES,
+    MAX_REMEMBERED,
+    STEP_BYTES,
+)
 from gateway.model import NO_TLS_FILES, OWN_HEADERS, TlsFiles
 from gateway.outbound.addresses import (
     URL_HINT,
@@ -42,6 +50,7 @@ from gateway.outbound.addresses import (
     is_address,
     read_authority,
 )
+from gateway.outbound.certificates import end_of
 from gateway.outbound.content import Room, collect
 
 Pairs = tuple[tuple[str, str], ...]
@@ -118,13 +127,16 @@ class Egress:
     ) -> None:
         self.folder = folder
         self._session: aiohttp.ClientSession | None = None
+        self.shown: Mapping[str, datetime] = {}  # when certificates end, by the server's origin
         self._judge = Judge(lookup)
         self._contexts = Contexts(folder, ca_file)
         self.follow(allow, proxy, ca_file)
 
     async def __aenter__(self) -> Egress:
+        connector = JudgedConnector(self._judge)
+        self.shown = connector.shown
         self._session = aiohttp.ClientSession(
-            connector=JudgedConnector(self._judge),
+            connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
             timeout=aiohttp.ClientTimeout(),  # none of its own: `send` and `open` have theirs
@@ -299,6 +311,7 @@ class JudgedConnector(aiohttp.TCPConnector):
             limit=MAX_EXCHANGES,
         )
         self._judge = judge
+        self.shown: LRUCache[str, datetime] = LRUCache(MAX_REMEMBERED)  # when certificates end
 
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:
         """A connection on which nothing was sent yet."""
@@ -308,6 +321,8 @@ class JudgedConnector(aiohttp.TCPConnector):
         while not (exchange.dialled or self._may_be_used_again(connection)):
             connection.close()
             connection = await super().connect(*args, **kwargs)
+        if exchange.dialled and connection.transport and (end := end_of(connection.transport)):
+            self.shown[str(args[0].url.origin())] = end
         exchange.sent = True
         return connection
 

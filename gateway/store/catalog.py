@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import MAX_OPERATIONS, STORE_ROWS
@@ -298,6 +298,13 @@ async def list_changes(
     found = select(_changes).filter_by(**which).order_by(_changes.c.id.desc())
     statement = found.limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: many(tx, statement, Change))
+
+
+async def count_held(db: Database) -> dict[str, int]:
+    """How many changes of each connection wait for somebody to accept them."""
+    name = _changes.c.connection
+    held = select(name, func.count()).filter_by(status="held").group_by(name).order_by(name)
+    return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(held)})
 
 
 async def get_change(db: Database, id: str) -> Change | None:

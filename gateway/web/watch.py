@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -27,18 +27,22 @@ from gateway import __version__
 from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.model import Principal, Problem, Scope, json_bytes
+from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
+from gateway.outbound.certificates import Ends, ending_soon
 from gateway.policy.access import configuration_problems, level, may_know
 from gateway.policy.view import view
 from gateway.store.approvals import count_waiting, get_approvals
+from gateway.store.catalog import count_held
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions
-from gateway.store.tables import Approval
+from gateway.store.tables import Approval, Credential
 from gateway.telemetry import Metrics
+from gateway.web import todo
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import EventStream, Fields, HostRules, Say, check_host, event_frame, fold
 from gateway.web.identity import Identity
 from gateway.web.shown import decided_row, execution_event
+from gateway.web.todo import Task
 
 log = structlog.get_logger("gateway.watch")
 
@@ -54,17 +58,20 @@ class Health:
         identity: Identity,
         rules: HostRules,
         figures: Callable[[], dict[str, int]],
+        ends: Callable[[Mapping[str, TlsFiles]], Awaitable[Ends]],
     ) -> None:
         self._gateway = gateway
         self._identity = identity
         self._rules = rules
         self._figures = figures
+        self._ends = ends
         self._started = time.time()
         self.metrics = Metrics()
         self.draining = False
         self.config_problem: str | None = None
         self.problems: tuple[Problem, ...] = ()  # of the configuration, in the current snapshot
         self._told: set[tuple[str, Problem]] = set()
+        self._of_connections: list[Task] = []  # what there is to do in the current snapshot
         gateway.catalog.on_change(self._follow)
         self._follow()
         self.routes = [
@@ -127,6 +134,30 @@ class Health:
                 about = {"connection": connection} if connection else {}
                 log.warning("configuration problem", **about, **problem.shown())
         self._told = set(problems)
+        states = snapshot.connections.values()
+        self._of_connections = [task for state in states for task in todo.of_connection(state)]
+
+    async def tasks(self, principal: Principal, waiting: int) -> list[Task]:
+        """What needs a person, as far as this one may know of it, the most urgent first."""
+        snapshot, db, trouble = self._gateway.snapshot, self._gateway.db, ""
+        states, network = snapshot.connections, snapshot.settings.network
+        held, shared = dict[str, int](), dict[str, Credential]()
+        try:
+            held, shared = await count_held(db), dict(await self._gateway.keeper.of(""))
+        except GatewayError as error:
+            trouble = error.code
+        tables = todo.tls_tables(network.ca_file, {n: s.settings for n, s in states.items()})
+        found = [
+            *self._of_connections,
+            *todo.of_sign_ins(states.values(), shared if not trouble else None),
+            *todo.of_configuration(self.config_problem, self.problems),
+            *todo.of_group(snapshot.problems),
+            *todo.of_approvals(waiting),
+            *todo.of_changes(held, states),
+            *todo.of_certificates(ending_soon(await self._ends(tables)), states.values()),
+            *todo.of_store(trouble, db.dropped),
+        ]
+        return todo.ordered(todo.concerning(found, snapshot, principal))
 
     async def report(self, principal: Principal | None) -> dict[str, Any]:
         """The whole state in one object, as far as the caller may know it.
@@ -145,7 +176,15 @@ class Health:
             "config": "ok" if self.config_problem is None else "problem",
             **self._figures(),
             **self._details(snapshot, principal, problems),
+            **(await self._todo(principal) if principal and principal.admin else {}),
         }
+
+    async def _todo(self, principal: Principal) -> dict[str, Any]:
+        try:
+            waiting = await count_waiting(self._gateway.db, time.time())
+        except GatewayError:
+            waiting = 0
+        return {"todo": [task.shown() for task in await self.tasks(principal, waiting)]}
 
     def _details(
         self, snapshot: Snapshot, principal: Principal | None, problems: Iterable[Problem]
@@ -180,7 +219,7 @@ class Health:
             "status": state.status,
             "tools": tools,
             "last_refresh": self._gateway.catalog.refreshed_at.get(state.name),
-            "problems": Tally(problem.severity for problem in state.problems),
+            "problems": Tally(p.severity for p in state.problems if p.severity != "info"),
         }
 
     async def _store(self) -> str:

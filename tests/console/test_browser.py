@@ -78,7 +78,7 @@ async def calling(
 async def test_the_first_page_leads_to_a_called_tool(window: Window) -> None:
     page = window.page
     await window.open("")
-    await expect(page.locator("#worries")).to_contain_text("All is well")
+    await expect(page.locator("#tasks")).to_contain_text("All is well")
     await expect(page.locator("#picture")).to_contain_text("Book shop")
     await page.click("text=Choose one")
     await page.fill("#search", "find a book by its author")

@@ -1,0 +1,296 @@
+"""To do: what needs a person, with where it is and the next step, the most urgent first.
+
+The console shows it, /health tells admins, and `gateway doctor` takes from here what it can know
+without a running gateway. Nothing is remembered: each look finds what is so now, and what was
+mended is not found again. What is only good to know (`info`) is no task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from gateway.calls.credentials import account_of
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import Connection, people_sign_in, per_user
+from gateway.config.reading import RESTART
+from gateway.config.settings import LOOPBACK_HOSTS
+from gateway.limits import MAX_QUOTE_CHARS
+from gateway.model import Principal, Problem, TlsFiles
+from gateway.naming import cut
+from gateway.outbound.certificates import Ending
+from gateway.policy.access import may_know
+from gateway.store.tables import Credential
+
+Kind = Literal[
+    "store", "approval", "configuration", "connection", "credential", "certificate", "change"
+]
+URGENCY: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]  # of two that are as bad
+# What settings make up for, by where a definition lacks it.
+STEPS = {"servers": "Give base_url", "security": "Give credentials", "auth": "Sign in"}
+# Names that RFC 2606 keeps from ever being anybody's, and what people write instead of theirs.
+_PLACEHOLDER = re.compile(
+    r"(^|\.)(example(\.(com|org|net))?|invalid)$"
+    r"|(^|[.-])(your|my)-?(api|app|company|domain|host|instance|org|server|tenant)([.-]|$)"
+)
+NOT_SECRET = frozenset(("type", "per", "grant", "scopes", "password"))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to do."""
+
+    kind: Kind
+    severity: Literal["error", "warning"]
+    what: str
+    why: str
+    fix: str
+    href: str = ""  # the page of the console where it can be mended, or is shown
+    where: str = ""  # the key in config.toml
+    connection: str = ""
+
+    def shown(self) -> dict[str, str]:
+        """As /health tells it."""
+        names = ("kind", "severity", "what", "why", "fix", "href", "where", "connection")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+
+def ordered(tasks: Iterable[Task]) -> list[Task]:
+    """The most urgent first: callers that wait, then what is broken, then the rest."""
+    return sorted(
+        tasks,
+        key=lambda task: (
+            task.severity != "error" and task.kind != "approval",
+            URGENCY.index(task.kind),
+            task.connection,
+        ),
+    )
+
+
+def concerning(tasks: Iterable[Task], snapshot: Snapshot, principal: Principal) -> list[Task]:
+    """Those that a principal may know of: admins the gateway's, everyone their connections'."""
+    known = {name for name, state in snapshot.connections.items() if may_know(principal, state)}
+    for_all = ("connection", "credential")
+    return [
+        task
+        for task in tasks
+        if (task.connection in known if task.connection else principal.admin)
+        and (principal.admin or (task.kind in for_all and task.severity == "error"))
+    ]
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+def of_connection(state: ConnectionState) -> Iterator[Task]:
+    """What is wrong with a connection as far as its state tells."""
+    page, name = f"/console/connections/{state.name}", state.display_name
+    about = {"connection": state.name, "where": f"connections.{state.name}"}
+    errors = [each for each in state.problems if each.severity == "error"]
+    if state.status == "disabled":
+        return
+    if state.status == "failing":
+        why = errors[-1].message if errors else "It can't be reached."
+        kept = f" Its last {len(state.tools)} good tools are still served." if state.tools else ""
+        words = cut(why, MAX_QUOTE_CHARS) + kept
+        yield Task(
+            "connection", "error", f"{name} can't be read", words, "Look at it", page, **about
+        )
+    elif state.status == "unauthenticated":
+        words = "Calls fail until somebody signs in there."
+        yield Task(
+            "credential", "error", f"{name} is not signed in", words, "Sign in", page, **about
+        )
+    yield from of_credentials(state.name, state.settings, name)
+    base_url = state.build.base_url if state.build else ""
+    yield from of_host(state.name, state.settings, base_url, name)
+    told = errors[-1:] if state.status == "failing" else []
+    left = [each for each in state.problems if each not in told]
+    yield from of_problems(state.name, left, name)
+
+
+def of_credentials(name: str, settings: Connection, display_name: str = "") -> Iterator[Task]:
+    """Keys of a connection that came out empty, as ${VARIABLE} does where it is set to nothing."""
+    if not settings.is_active or per_user(settings.auth):
+        return
+    given = settings.auth.model_dump(exclude=set(NOT_SECRET))
+    empty = [f"auth.{key}" for key, value in given.items() if _is_blank(value)]
+    empty += [f"headers.{key}" for key, value in settings.headers.items() if _is_blank(value)]
+    for key in empty:
+        yield Task(
+            "credential",
+            "error",
+            f"{display_name or name}: {key} is empty",
+            "Calls go out without it, and will be refused there.",
+            "Give a value, or set the variable that it comes from",
+            f"/console/connections/{name}/edit",
+            f"connections.{name}.{key}",
+            name,
+        )
+
+
+def _is_blank(value: Any) -> bool:
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    return isinstance(text, str) and text.strip().lower() in ("", "bearer", "basic", "token")
+
+
+def of_host(
+    name: str, settings: Connection, base_url: str, display_name: str = ""
+) -> Iterator[Task]:
+    """A host that stands in a definition in the place of the real one: calls lead nowhere.
+
+    Authors leave `example.com` or their own machine there. A server with variables that have no
+    value is a problem of the definition itself.
+    """
+    host, source = _host(base_url), _host(getattr(settings, "spec", "") or "")
+    if _PLACEHOLDER.search(host):
+        why = f"Calls go to {host}, which stands for the real host."
+    elif host in LOOPBACK_HOSTS and source and source not in LOOPBACK_HOSTS:
+        why = f"Calls go to {host}, the author's own machine: the definition is from {source}."
+    else:
+        return
+    what, page = f"{display_name or name}: its host is a placeholder", "/console/connections"
+    key, href = f"connections.{name}.base_url", f"{page}/{name}/edit"
+    yield Task("connection", "error", what, why, "Give base_url", href, key, name)
+
+
+def _host(url: str) -> str:
+    """The host of an address, "" for a path or a definition that was put as text."""
+    return (urlsplit(url).hostname or "").lower() if url.startswith(("http:", "https:")) else ""
+
+
+def of_problems(
+    name: str, problems: Iterable[Problem], display_name: str = "", most: int = 3
+) -> Iterator[Task]:
+    """What was found wrong in a connection's settings and definition; the worst first."""
+    page, about = f"/console/connections/{name}", {"connection": name}
+    wrong = sorted((p for p in problems if p.severity != "info"), key=lambda p: p.severity)
+    shown = wrong if len(wrong) <= most + 1 else wrong[:most]
+    for each in shown:
+        what = f"A setting of {display_name or name} to correct"
+        fix, href, where = "Correct it", f"{page}/edit", f"connections.{name}.{each.where}"
+        if not each.configured:
+            what, where = f"{display_name or name} has a problem", f"connections.{name}"
+            fix, href = _step(each, page)
+        why = cut(f"{each.where}: {each.message}", MAX_QUOTE_CHARS)
+        yield Task("connection", _severity(each), what, why, fix, href, where, **about)
+    if rest := len(wrong) - len(shown):
+        what, why = f"{display_name or name}: {rest} more", "Its page lists them all."
+        yield Task("connection", "warning", what, why, "Read them", f"{page}#problems", **about)
+
+
+def _severity(problem: Problem) -> Literal["error", "warning"]:
+    return "error" if problem.severity == "error" else "warning"
+
+
+def _step(problem: Problem, page: str) -> tuple[str, str]:
+    """Where a problem of a definition is mended."""
+    step = STEPS.get(problem.where)
+    return (step, f"{page}/edit") if step else ("Look at it", f"{page}#problems")
+
+
+def of_sign_ins(
+    states: Iterable[ConnectionState], shared: Mapping[str, Credential] | None
+) -> Iterator[Task]:
+    """Connections that an admin signs in for everybody, and nobody has; None: nobody knows."""
+    for state in states if shared is not None else ():
+        auth = state.settings.auth
+        if (
+            not people_sign_in(auth)
+            or per_user(auth)
+            or state.status in ("disabled", "unauthenticated")
+        ):
+            continue
+        found = (shared or {}).get(state.name)
+        if found is None or found.refused or found.binding != account_of(state, "").binding:
+            what = f"Nobody has signed in to {state.display_name}"
+            why = "Calls fail until an admin has, for everybody."
+            if found is not None:
+                why = "What was given is not taken any more. " + why
+            fix, href, where = "Sign in", "/console/access#sign-ins", f"connections.{state.name}"
+            yield Task("credential", "error", what, why, fix, href, where, state.name)
+
+
+# --- the gateway itself ---------------------------------------------------------------------------
+
+
+def of_configuration(problem: str | None, problems: Iterable[Problem]) -> Iterator[Task]:
+    """An edit of config.toml that is not in force, and what is written there and does not hold."""
+    if problem and problem.startswith(RESTART):
+        keys = problem.removeprefix(RESTART)
+        what, why = "The gateway needs a restart", f"Edited, and read at a start only: {keys}"
+        yield Task("configuration", "warning", what, why, "Restart it", where=keys)
+    elif problem:
+        what = "config.toml was edited and can't be used"
+        why = f"{cut(problem, MAX_QUOTE_CHARS)} The last good one stays in force."
+        yield Task("configuration", "error", what, why, "Correct the file", where="config.toml")
+    for each in problems:
+        what, fix, href = f"{each.where} does not hold", "Look at it", "/console/access#rules"
+        yield Task("configuration", _severity(each), what, each.message, fix, href, each.where)
+
+
+def of_group(problems: Iterable[Problem]) -> Iterator[Task]:
+    """Lists of connections, such as Azure's, that can't be read."""
+    for each in problems:
+        fix, href = "Look at [azure] in config.toml", "/console/connections"
+        what = f"{each.where} can't be read"
+        yield Task("connection", "error", what, each.message, fix, href, each.where)
+
+
+def of_approvals(waiting: int) -> Iterator[Task]:
+    """Callers that wait for a person."""
+    if waiting:
+        what = f"{waiting:,} calls wait" if waiting > 1 else "A call waits"
+        why, page = "Without one they end by themselves, denied.", "/console/approvals"
+        yield Task("approval", "warning", f"{what} for a decision", why, "Decide", page)
+
+
+def of_changes(held: Mapping[str, int], states: Mapping[str, ConnectionState]) -> Iterator[Task]:
+    """Changes of definitions that wait for somebody to accept them."""
+    for name, count in held.items():
+        if name in states:
+            noun = "changes" if count > 1 else "change"
+            what = f"{count:,} {noun} of {states[name].display_name} held"
+            why = "The last good version is served until you accept."
+            href = f"/console/connections/{name}#changes"
+            yield Task("change", "warning", what, why, "Compare", href, connection=name)
+
+
+def of_certificates(endings: Iterable[Ending], states: Iterable[ConnectionState]) -> Iterator[Task]:
+    """Certificates that have ended, or will before anybody notices."""
+    hosts = {state.build.base_url: state.name for state in states if state.build}
+    for each in endings:
+        table, _, rest = each.where.partition(".")
+        name = rest.split(".")[0] if table == "connections" else ""
+        if each.where.startswith("https://"):
+            at = [host for url, host in hosts.items() if f"{url}/".startswith(f"{each.where}/")]
+            name = at[0] if at else ""
+        href = f"/console/connections/{name}/edit" if name else ""
+        what = f"The certificate of {each.where} {each.words}"
+        why = "Calls that need it fail from then on."
+        severity: Literal["error", "warning"] = "error" if each.is_over else "warning"
+        fix = "Have it renewed"
+        yield Task("certificate", severity, what, why, fix, href, each.where, name)
+
+
+def of_store(trouble: str, dropped: int) -> Iterator[Task]:
+    """A store that does not answer, or did not take what it was given."""
+    fix = "Look at the database, its disk and the log"
+    if trouble:
+        what, why = "The store can't be reached", f"It answers {trouble}: nothing is recorded."
+        yield Task("store", "error", what, why, fix, where="store.url")
+    if dropped:
+        what = f"{dropped:,} records are lost"
+        why = "The store was away or too slow while calls went on; the ledger lacks them."
+        yield Task("store", "warning", what, why, fix, where="store.url")
+
+
+def tls_tables(ca_file: str | None, connections: Mapping[str, Connection]) -> dict[str, TlsFiles]:
+    """Every table of configuration that names certificates, by its key."""
+    tables = {f"connections.{name}.tls": each.tls for name, each in connections.items()}
+    return {"network": TlsFiles(ca_file=ca_file), **tables}
