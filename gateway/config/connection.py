@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
@@ -49,46 +49,40 @@ class PerUser(Table):
     """A key that all calls of a connection share, or that each person gives for their own."""
 
     per: Per = "connection"
+    given: ClassVar[str]  # the key that is configured for all, or given by each person
 
-    def check_given(self, key: str, given: object) -> None:
+    @model_validator(mode="after")
+    def _is_given_once(self) -> Self:
         """Refuses a key for all where each person has their own, and none where all share it."""
-        if self.per == "connection" and given is None:
-            raise ValueError(f'`{key}` is required, or per = "user"')
-        if self.per == "user" and given is not None:
-            raise ValueError(f'with per = "user" each person gives their own: remove `{key}`')
+        is_given = getattr(self, self.given) is not None
+        if self.per == "connection" and not is_given:
+            raise ValueError(f'`{self.given}` is required, or per = "user"')
+        if self.per == "user" and is_given:
+            raise ValueError(
+                f'with per = "user" each person gives their own: remove `{self.given}`'
+            )
+        return self
 
 
 class BearerAuth(PerUser):
     type: Literal["bearer"]
+    given = "token"
     token: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _is_given_once(self) -> BearerAuth:
-        self.check_given("token", self.token)
-        return self
 
 
 class BasicAuth(PerUser):
     type: Literal["basic"]
+    given = "username"
     username: str | None = None
     password: SecretStr = SecretStr("")
-
-    @model_validator(mode="after")
-    def _is_given_once(self) -> BasicAuth:
-        self.check_given("username", self.username)
-        return self
 
 
 class ApiKeyAuth(PerUser):
     type: Literal["api-key"]
+    given = "value"
     name: str | None = None  # absent: taken from the definition's own security scheme
     place: Literal["header", "query"] | None = Field(default=None, alias="in")
     value: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _is_given_once(self) -> ApiKeyAuth:
-        self.check_given("value", self.value)
-        return self
 
 
 class OAuth2Auth(Table):
