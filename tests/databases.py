@@ -24,8 +24,8 @@ from typing import Any, cast
 import asyncpg
 import pytest
 
-from gateway.store.database import Database
-from gateway.store.tables import VERSION, metadata
+from gateway.store.database import VERSION, Database
+from gateway.store.tables import metadata
 
 STORES = ("sqlite", "postgresql")
 EMPTY = "; ".join(

@@ -43,10 +43,9 @@ from gateway.model import Problem
 from gateway.outbound.certificates import ask_end, ending_soon, read_ends
 from gateway.outbound.client import Egress, Request
 from gateway.server import bind
-from gateway.store.database import Database
+from gateway.store.database import Database, is_current
 from gateway.store.ledger import Filter, list_executions
 from gateway.store.secrets import check_seal, load_seal
-from gateway.store.tables import is_current
 from gateway.system import most_open_files
 from gateway.web.todo import STEPS, of_credentials, of_host, of_problems, tls_tables
 

@@ -48,10 +48,10 @@ from gateway.outbound.client import Egress
 from gateway.policy.access import configuration_problems, decide, principal_now
 from gateway.policy.view import view
 from gateway.store.catalog import StoredCatalog
-from gateway.store.database import Database
+from gateway.store.database import Database, is_current
 from gateway.store.ledger import Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal
-from gateway.store.tables import Execution, is_current
+from gateway.store.tables import Execution
 from gateway.upstream.registry import Upstreams
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers

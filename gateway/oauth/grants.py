@@ -24,7 +24,6 @@ from gateway.limits import CODE_SECONDS, REFRESH_GRACE_SECONDS
 from gateway.model import json_bytes, json_value, new_id
 from gateway.store.database import Database
 from gateway.store.oauth import (
-    ClientGrant,
     Rotation,
     get_client_grant,
     open_grant,
@@ -33,6 +32,7 @@ from gateway.store.oauth import (
     rotate,
 )
 from gateway.store.secrets import Seal
+from gateway.store.tables import ClientGrant
 
 Answer = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
@@ -26,14 +26,7 @@ from gateway import limits
 from gateway.errors import GatewayError
 from gateway.model import new_id
 from gateway.store import tables
-from gateway.store.database import (
-    Database,
-    alive,
-    insert_new,
-    many,
-    signal,
-    upsert,
-)
+from gateway.store.database import Database, alive, insert_new, many, signal, upsert
 
 REVISION = "revision"  # the signal, with the revision; it is heard at every look besides
 REVISION_LOCK = "~revision"  # sorts behind every other key: see `Database.write`
@@ -307,56 +300,52 @@ async def heard_within(event: asyncio.Event, seconds: float) -> bool:
 Start = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
+@dataclass
 class Letters:
     """Asks another process something and gives what it answers; a letter is a signal.
 
     `answer` gives what this process answers, in a task that `start` begins.
     """
 
-    def __init__(
-        self,
-        db: Database,
-        signals: Signals,
-        replica: str,
-        answer: Callable[..., Awaitable[Any]],
-        start: Start,
-    ) -> None:
-        self._db = db
-        self._replica = replica
-        self._answer = answer
-        self._start = start
-        self._awaited: dict[str, asyncio.Future[Any]] = {}  # what comes back, by letter
-        signals.on(LETTER, self._take)
+    db: Database
+    signals: Signals
+    replica: str
+    answer: Callable[..., Awaitable[Any]]
+    start: Start
+    awaited: dict[str, asyncio.Future[Any]] = field(default_factory=dict)  # replies, by letter
+
+    def __post_init__(self) -> None:
+        self.signals.on(LETTER, self._take)
 
     async def ask(self, replica: str, *values: Any) -> Any:
         """What that process answers to these values; None where it ended without an answer."""
         letter, alive = new_id(time.time()), True
-        reply = self._awaited[letter] = asyncio.get_running_loop().create_future()
+        reply = self.awaited[letter] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(replica, letter, [self._replica, *values])
+            await self._send(replica, letter, [self.replica, *values])
             while alive and not reply.done():  # what is dead now may have answered before
-                alive = replica in await living(self._db)
+                alive = replica in await living(self.db)
                 await asyncio.wait([reply], timeout=limits.MOMENT_SECONDS)
             return reply.result() if reply.done() else None
         finally:
-            del self._awaited[letter]
+            del self.awaited[letter]
 
     def _take(self, payload: str) -> None:
         to, letter, text = f"{payload}  ".split(" ", 2)
-        if to != self._replica:
+        if to != self.replica:
             return
-        value, reply = json.loads(text), self._awaited.get(letter)
+        value, reply = json.loads(text), self.awaited.get(letter)
         if reply is not None and not reply.done():
             reply.set_result(value)
         elif reply is None and isinstance(value, list):
-            self._start(self._reply(letter, *value))
+            self.start(self._reply(letter, *value))
 
     async def _reply(self, letter: str, sender: str, *values: Any) -> None:
         try:
-            await self._send(sender, letter, await self._answer(*values))
+            await self._send(sender, letter, await self.answer(*values))
         except GatewayError as error:
             log.warning("letter_not_answered", code=error.code)
 
     async def _send(self, to: str, letter: str, value: Any) -> None:
         payload = f"{to} {letter} {json.dumps(value)}"
-        await self._db.write(lambda tx: signal(tx, LETTER, payload))
+        await self.db.write(lambda tx: signal(tx, LETTER, payload))

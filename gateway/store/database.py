@@ -27,20 +27,22 @@ from typing import Any, TypeVar
 import structlog
 from msgspec import Struct
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Executable,
     Select,
     Table,
+    insert,
+    inspect,
     literal_column,
     select,
     text,
 )
 
 from gateway import limits
-from gateway.errors import GatewayError, Overloaded
+from gateway.errors import ConfigInvalid, GatewayError, Overloaded
 from gateway.store import tables
-from gateway.store.columns import storable
 from gateway.store.engines import CHANNEL, engine_for, translated, unavailable
 
 T = TypeVar("T")
@@ -79,7 +81,7 @@ class Database:
         """Connects, brings the tables up to date and starts the writer."""
         try:
             with translated():
-                await self.engine.prepare(tables.make_tables)
+                await self.engine.prepare(make_tables)
         except BaseException:
             await self.engine.close()
             raise
@@ -315,9 +317,9 @@ def insert_rows(
         part = rows[start : start + size]
         start += size
         marks = _marks(is_postgres(tx), len(rows[0]), size)
-        insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
-        given = tuple([storable(value) for row in part for value in row.values()])
-        count += tx.exec_driver_sql(insert, given).rowcount
+        statement = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
+        given = tuple([tables.storable(value) for row in part for value in row.values()])
+        count += tx.exec_driver_sql(statement, given).rowcount
     return count
 
 
@@ -377,3 +379,61 @@ def one(tx: Connection, statement: Executable, kind: type[T]) -> T | None:
 def many(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
     """All rows as frozen values."""
     return [kind(**row._mapping) for row in tx.execute(statement)]
+
+
+# --- the tables themselves ------------------------------------------------------------------------
+
+VERSION = "release_1"
+
+
+def make_tables(connection: Connection) -> None:
+    """Makes the tables and columns that are not there: all of them, or those that came since."""
+    known = has_tables(connection)
+    tables.metadata.create_all(connection)
+    if known:
+        _add_columns(connection)
+    else:
+        connection.execute(insert(tables.revision), {"id": 1, "value": 0})
+        connection.execute(insert(tables.versions), {"version_num": VERSION})
+
+
+def _add_columns(connection: Connection) -> None:
+    """Adds what rows have come to say since; rows that are there, and older gateways that still
+    run beside this one, leave it empty."""
+    for column in _missing_columns(connection):
+        kind = column.type.compile(connection.dialect)
+        added = f'ALTER TABLE {column.table.name} ADD COLUMN "{column.name}" {kind}'
+        connection.execute(text(added))
+
+
+def _missing_columns(connection: Connection) -> list[Column[Any]]:
+    found = inspect(connection).get_multi_columns()
+    there = {(table, column["name"]) for (_, table), them in found.items() for column in them}
+    columns = [column for table in tables.metadata.sorted_tables for column in table.columns]
+    return [column for column in columns if (column.table.name, column.name) not in there]
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether everything that this gateway reads is there, as once it has served from the store."""
+    return has_tables(connection) and not _missing_columns(connection)
+
+
+def has_tables(connection: Connection) -> bool:
+    """Whether the tables are there; refuses those of another version than this gateway's.
+
+    There is one version so far. A later one is told apart here from those that came before, and
+    says how their tables become its own: the version's table is the one that Alembic reads.
+    """
+    if not inspect(connection).has_table(tables.versions.name):
+        return False
+    found = connection.execute(select(tables.versions)).scalar()
+    if found != VERSION:
+        raise ConfigInvalid(
+            [
+                f"store.url: the store has the version {found}, and this gateway knows {VERSION}"
+                " only. Run the gateway that made it, or begin a new store: move the SQLite file"
+                " (and its -wal and -shm) away, or name another PostgreSQL database. Connections"
+                " that were put must be put again there"
+            ]
+        )
+    return True

@@ -14,6 +14,8 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -74,6 +76,7 @@ def this_host() -> str:
     return f"{socket.gethostname()} {boot} {namespace}"
 
 
+@dataclass
 class Housekeeping:
     """Keeps this process's own things in order, and clears up after others.
 
@@ -81,24 +84,16 @@ class Housekeeping:
     and what it finishes afterwards puts that right.
     """
 
-    def __init__(
-        self,
-        db: Database,
-        replica: Replica,
-        keep_days: Callable[[], float],
-        *,
-        expire: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._db = db
-        self._replica = replica
-        self._keep_days = keep_days
-        self._expire = expire
-        self._swept = time.monotonic()
+    db: Database
+    replica: Replica
+    keep_days: Callable[[], float]
+    expire: Callable[[], Awaitable[None]]
+    swept: float = field(default_factory=time.monotonic)
 
     async def start(self) -> None:
         """Says that this process lives, and ends what earlier ones left."""
-        await beat(self._db, self._replica)
-        dead = await bury_the_dead(self._db, self._replica)
+        await beat(self.db, self.replica)
+        dead = await bury_the_dead(self.db, self.replica)
         if dead:
             log.info("earlier processes had ended", count=len(dead))
         await self._end_unheard()
@@ -107,25 +102,24 @@ class Housekeeping:
         """Goes on for ever."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            await _waiting_out(beat(self._db, self._replica))
-            for work in (self._end_unheard, self._expire, self._sweep):
+            await _waiting_out(beat(self.db, self.replica))
+            for work in (self._end_unheard, self.expire, self._sweep):
                 await _waiting_out(work())
 
     async def close(self) -> None:
         """Says that this process ends in good order."""
-        await _waiting_out(leave(self._db, self._replica.id))
+        await _waiting_out(leave(self.db, self.replica.id))
 
     async def _end_unheard(self) -> None:
-        for execution in await mark_unknown(self._db, now=time.time()):
+        for execution in await mark_unknown(self.db, now=time.time()):
             log.warning("outcome unknown", execution=execution.id, tool=execution.tool)
 
     async def _sweep(self) -> None:
-        if time.monotonic() - self._swept < LONGEST_PAUSE_SECONDS:
+        if time.monotonic() - self.swept < LONGEST_PAUSE_SECONDS:
             return
-        self._swept = time.monotonic()
-        swept = await sweep(self._db, now=time.time(), keep_days=self._keep_days())
-        if any(swept.values()):
-            log.info("swept", **{table: count for table, count in swept.items() if count})
+        self.swept = time.monotonic()
+        if swept := await sweep(self.db, now=time.time(), keep_days=self.keep_days()):
+            log.info("swept", **swept)
 
 
 async def _waiting_out(work: Awaitable[None]) -> None:
@@ -138,9 +132,11 @@ async def _waiting_out(work: Awaitable[None]) -> None:
 
 async def sweep(db: Database, *, now: float, keep_days: float) -> Mapping[str, int]:
     """Removes what has expired or is older than the ledger is kept; the rows a table lost."""
-    swept = {}
+    swept = dict[str, int]()
     for table, over in _over(now, now - keep_days * 86_400):
-        swept[table.name] = await _sweep_table(db, table, over)
+        unit, lock = partial(_sweep_part, table, over), f"sweep {table.name}"
+        while part := await db.write(unit, lock):
+            swept[table.name] = swept.get(table.name, 0) + part
     return swept
 
 
@@ -175,14 +171,7 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
     ]
 
 
-async def _sweep_table(db: Database, table: Table, over: ColumnElement[bool]) -> int:
-    total = 0
-    while part := await db.write(lambda tx: _sweep_part(tx, table, over), f"sweep {table.name}"):
-        total += part
-    return total
-
-
-def _sweep_part(tx: Connection, table: Table, over: ColumnElement[bool]) -> int:
+def _sweep_part(table: Table, over: ColumnElement[bool], tx: Connection) -> int:
     keys = table.primary_key.columns
     size = 8 if table is tables.results else STORE_ROWS  # answers are of megabytes
     part = tuple_(*keys).in_(select(*keys).where(over).limit(size))

@@ -23,6 +23,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, insert_new, many, one, signal, upsert, values
+from gateway.store.tables import ClientGrant
 
 GRANT_REVOKED = "grant_revoked"  # the signal, with the grant's id
 
@@ -89,28 +90,6 @@ async def save_consent(db: Database, consent: Consent) -> None:
 
 
 # --- grants ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ClientGrant:
-    """What a person gave to a client: who they are, for which address, with which scope."""
-
-    id: str
-    code_id: str
-    client_id: str
-    client_name: str
-    principal: str
-    claimed: Mapping[str, Any]
-    resource: str
-    scope: str
-    refresh_sha256: str
-    created_at: float
-    last_used_at: float
-    expires_at: float
-    previous_sha256: str | None = None
-    rotated_at: float | None = None
-    rotated_answer: bytes | None = None
-    revoked_at: float | None = None
 
 
 async def open_grant(db: Database, grant: ClientGrant) -> bool:

@@ -15,25 +15,94 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
     Column,
-    Connection,
+    Dialect,
+    Double,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
     Text,
-    insert,
-    inspect,
-    select,
     text,
 )
+from sqlalchemy.types import TypeDecorator
 
-from gateway.errors import ConfigInvalid
-from gateway.model import Tool, encode_tool
-from gateway.store.columns import COLUMN_TYPES, Counter, Json, Plain, Time
+from gateway.model import Tool, decode_tool, encode_tool, json_bytes, json_value
 
 metadata = MetaData()
+
+
+# --- what columns hold ----------------------------------------------------------------------------
+
+
+def storable(value: Any) -> Any:
+    """A value as the store holds it: objects and lists as JSON, which may come as bytes already.
+
+    In text, U+FFFD stands for what PostgreSQL and UTF-8 can't hold: NUL and lone surrogates. They
+    are replaced, not removed, so that no such name turns into one we trust.
+    """
+    if isinstance(value, str):
+        if value.isascii() and "\0" not in value:
+            return value
+        readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        return readable.replace("\0", "\ufffd")
+    return value if value is None or isinstance(value, (bytes, int, float)) else json_bytes(value)
+
+
+class Plain(TypeDecorator[Any]):
+    """Text from outside."""
+
+    impl: Any = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return storable(value)
+
+
+class Json(Plain):
+    """A JSON object, or a list, which comes back as a tuple; None as NULL."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        found = None if value is None else json_value(value)
+        return tuple(found) if isinstance(found, list) else found
+
+
+class EncodedTool(TypeDecorator[Tool]):
+    """A tool; one that another version of the gateway wrote so that it can't be read is None."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else encode_tool(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        try:
+            return None if value is None else decode_tool(value)
+        except msgspec.MsgspecError:
+            return None
+
+
+Time: Double[float] = Double()
+
+# SQLite counts up by itself only in a column that is spelled INTEGER.
+Counter = BigInteger().with_variant(Integer, "sqlite")
+
+_COLUMN_TYPES: Mapping[Any, Any] = {
+    str: Plain,
+    Literal: Plain,
+    int: Counter,
+    float: Time,
+    bytes: LargeBinary,
+    Mapping: Json,
+    tuple: Json,
+    Tool: EncodedTool,
+}
 
 
 def _table(
@@ -43,12 +112,10 @@ def _table(
     columns = []
     for field, kind in (row if isinstance(row, Mapping) else get_type_hints(row)).items():
         kinds = get_args(kind) if NoneType in get_args(kind) else (kind,)
-        column_type = COLUMN_TYPES[get_origin(kinds[0]) or kinds[0]]
-        is_key, may_be_none = field in keys, NoneType in kinds
+        column_type = _COLUMN_TYPES[get_origin(kinds[0]) or kinds[0]]
+        key, empty = field in keys, NoneType in kinds
         columns.append(
-            Column(
-                field, column_type, primary_key=is_key, nullable=may_be_none, autoincrement=False
-            )
+            Column(field, column_type, primary_key=key, nullable=empty, autoincrement=False)
         )
     return Table(name, metadata, *columns, *indexes)
 
@@ -319,25 +386,35 @@ oauth_consents = _table(
     keys=("principal", "client_id"),
 )
 
-oauth_grants = Table(
+
+@dataclass(frozen=True, slots=True)
+class ClientGrant:
+    """What a person gave to a client: who they are, for which address, with which scope."""
+
+    id: str
+    code_id: str
+    client_id: str
+    client_name: str
+    principal: str
+    claimed: Mapping[str, Any]
+    resource: str
+    scope: str
+    refresh_sha256: str
+    created_at: float
+    last_used_at: float
+    expires_at: float
+    previous_sha256: str | None = None
+    rotated_at: float | None = None
+    rotated_answer: bytes | None = None
+    revoked_at: float | None = None
+
+
+oauth_grants = _table(
     "oauth_grants",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("code_id", Text, nullable=False, unique=True),
-    Column("client_id", Plain, nullable=False),
-    Column("client_name", Plain, nullable=False),
-    Column("principal", Plain, nullable=False, index=True),
-    Column("claimed", Json, nullable=False),
-    Column("resource", Plain, nullable=False),
-    Column("scope", Text, nullable=False),
-    Column("refresh_sha256", Text, nullable=False),
-    Column("previous_sha256", Text),
-    Column("rotated_at", Time),
-    Column("rotated_answer", LargeBinary),  # sealed
-    Column("created_at", Time, nullable=False),
-    Column("last_used_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False, index=True),
-    Column("revoked_at", Time),
+    ClientGrant,
+    Index("ix_oauth_grants_code_id", "code_id", unique=True),
+    Index("ix_oauth_grants_principal", "principal"),
+    Index("ix_oauth_grants_expires_at", "expires_at"),
 )
 
 
@@ -417,61 +494,4 @@ signals = Table(
     sqlite_autoincrement=True,
 )
 
-
-VERSION = "release_1"
-versions = Table(
-    "alembic_version", metadata, Column("version_num", String(32), primary_key=True, nullable=False)
-)
-
-
-def make_tables(connection: Connection) -> None:
-    """Makes the tables and columns that are not there: all of them, or those that came since."""
-    known = has_tables(connection)
-    metadata.create_all(connection)
-    if known:
-        _add_columns(connection)
-    else:
-        connection.execute(insert(revision), {"id": 1, "value": 0})
-        connection.execute(insert(versions), {"version_num": VERSION})
-
-
-def _add_columns(connection: Connection) -> None:
-    """Adds what rows have come to say since; rows that are there, and older gateways that still
-    run beside this one, leave it empty."""
-    for column in _missing_columns(connection):
-        kind = column.type.compile(connection.dialect)
-        added = f'ALTER TABLE {column.table.name} ADD COLUMN "{column.name}" {kind}'
-        connection.execute(text(added))
-
-
-def _missing_columns(connection: Connection) -> list[Column[Any]]:
-    found = inspect(connection).get_multi_columns()
-    there = {(table, column["name"]) for (_, table), them in found.items() for column in them}
-    columns = [column for table in metadata.sorted_tables for column in table.columns]
-    return [column for column in columns if (column.table.name, column.name) not in there]
-
-
-def is_current(connection: Connection) -> bool:
-    """Whether everything that this gateway reads is there, as once it has served from the store."""
-    return has_tables(connection) and not _missing_columns(connection)
-
-
-def has_tables(connection: Connection) -> bool:
-    """Whether the tables are there; refuses those of another version than this gateway's.
-
-    There is one version so far. A later one is told apart here from those that came before, and
-    says how their tables become its own: the version's table is the one that Alembic reads.
-    """
-    if not inspect(connection).has_table(versions.name):
-        return False
-    found = connection.execute(select(versions)).scalar()
-    if found != VERSION:
-        raise ConfigInvalid(
-            [
-                f"store.url: the store has the version {found}, and this gateway knows {VERSION}"
-                " only. Run the gateway that made it, or begin a new store: move the SQLite file"
-                " (and its -wal and -shm) away, or name another PostgreSQL database. Connections"
-                " that were put must be put again there"
-            ]
-        )
-    return True
+versions = _table("alembic_version", {"version_num": str}, keys=("version_num",))

@@ -25,8 +25,7 @@ from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_c
 from gateway.naming import cut, listed_tokens
 from gateway.policy.access import admin_level, decide, level, user_level
 from gateway.policy.view import View
-from gateway.store.oauth import ClientGrant
-from gateway.store.tables import Approval, Change, Execution, StandingGrant
+from gateway.store.tables import Approval, Change, ClientGrant, Execution, StandingGrant
 
 MASK = "**********"
 GOING_ON = ("pending_confirmation", "executing")

@@ -10,9 +10,8 @@ from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 from gateway.store.approvals import create_approval, get_approval
-from gateway.store.database import Database
+from gateway.store.database import VERSION, Database, is_current
 from gateway.store.ledger import begin, get_execution
-from gateway.store.tables import VERSION, is_current
 from tests.databases import PostgresServer
 from tests.processes import START_SECONDS
 from tests.store.rows import approval, execution
