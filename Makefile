@@ -3,7 +3,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
-.PHONY: run test test-slow lint bench soak clean conformance typescript clients python1 screenshots
+.PHONY: run test test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
 
 # What running needs; `.venv/ready` has the developers' tools too.
 .venv/run: pyproject.toml constraints.txt
@@ -70,3 +70,12 @@ tests/%/node_modules/ready: tests/%/package.json
 # The pictures of the README, taken from a gateway at work; needs Debian's chromium.
 screenshots: .venv/ready
 	$(PY) -m tests.console.screenshots
+
+# The documentation as a site, in out/site; a broken link fails.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "The documentation is in out/site: open out/site/index.html"
+
+.venv/docs: .venv/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch .venv/docs

@@ -218,24 +218,24 @@ ExecutionStatus = Literal[
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """One call, as it is now."""
 
-    id: str
-    tool: str
-    connection: str
-    principal: str
-    status: ExecutionStatus
-    access: str = ""
-    risk: str = "none"
-    arguments: Mapping[str, Any]  # redacted
+    id: str  # sorts by age
+    tool: str  # the tool's name, or that of a raw request
+    connection: str  # whose tool it is
+    principal: str  # who called
+    status: ExecutionStatus  # what became of it, or how far it is
+    access: str = ""  # what kind of call it was: read, write or delete
+    risk: str = "none"  # none, low, medium or high
+    arguments: Mapping[str, Any]  # as they were given, with secrets redacted
     args_digest: str = ""  # of the arguments as they were sent
-    created_at: float
-    revision: int
-    result: Mapping[str, Any] | None = None  # {success, output, error, duration_ms}
-    error_code: str | None = None
-    upstream_status: int | None = None
-    idempotency_token: str | None = None
-    recorded: Mapping[str, Any] | None = None
-    bundle_ids: tuple[str, ...] = ()
-    finished_at: float | None = None
+    created_at: float  # when the call came
+    revision: int  # of the catalogue that it was judged by
+    result: Mapping[str, Any] | None = None  # {success, output, error, duration_ms}, or null
+    error_code: str | None = None  # why it failed
+    upstream_status: int | None = None  # the HTTP status that the API answered with
+    idempotency_token: str | None = None  # the call's token, where it has one
+    recorded: Mapping[str, Any] | None = None  # values of the answer that are kept beside the token
+    bundle_ids: tuple[str, ...] = ()  # the bundles that the caller came through
+    finished_at: float | None = None  # when it ended; null while it goes on
     reason: str = ""  # of the decision
     session: str | None = None
     client: str = ""
@@ -313,26 +313,26 @@ ApprovalStatus = Literal["pending", "approved", "denied", "expired", "used", "vo
 class Approval:
     """One call that waits for a decision, or has one."""
 
-    id: str
-    execution_id: str
-    principal: str
-    tool: str
-    connection: str
+    id: str  # sorts by age
+    execution_id: str  # the call's own record
+    principal: str  # who called
+    tool: str  # the tool's name
+    connection: str  # whose tool it is
     fingerprint: str
     args_digest: str
     arguments: Mapping[str, Any]  # redacted, for people
     sealed_arguments: bytes  # exact, for the call
-    risk: str
-    created_at: float
-    expires_at: float
-    session: str | None = None
-    client: str = ""
-    method: str = ""
-    url: str = ""
-    warnings: tuple[str, ...] = ()
-    status: ApprovalStatus = "pending"
-    decided_by: str | None = None
-    decided_at: float | None = None
+    risk: str  # none, low, medium or high
+    created_at: float  # when it was asked
+    expires_at: float  # when nobody can answer any more
+    session: str | None = None  # the client's session, where it has one
+    client: str = ""  # the client's own name for itself
+    method: str = ""  # the request that would be sent
+    url: str = ""  # where it would be sent
+    warnings: tuple[str, ...] = ()  # what the person who decides should know
+    status: ApprovalStatus = "pending"  # pending, approved, denied, expired, used or void
+    decided_by: str | None = None  # who decided
+    decided_at: float | None = None  # when they did
     decided_from: str | None = None  # the door that the decision came in by
     grant_id: str | None = None  # of the standing grant that was given with it
     waits_at: str | None = None  # the process where its caller waits; "": gone; None: nobody need

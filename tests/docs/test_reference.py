@@ -1,0 +1,61 @@
+"""The reference names what a gateway really has."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import aiohttp
+
+from docs import reference
+from tests.conftest import Running
+from tests.docs.pages import DOCS, ROOT, inline_code, page_paths
+
+
+async def test_every_figure_is_explained_and_none_that_is_not_there(
+    module_gateway: Running,
+) -> None:
+    async with aiohttp.ClientSession(module_gateway.url) as http:
+        text = await (await http.get("/metrics")).text()
+    page = await asyncio.to_thread(reference.metrics_page)
+    told = set(re.findall(r"^# TYPE (gateway_\S+)", text, re.MULTILINE))
+    assert told == set(re.findall(r"^\| `(gateway_\w+)`", page, re.MULTILINE))
+
+
+def test_commands_in_the_text_exist_with_their_options() -> None:
+    known = {words[1:]: command for words, command in reference.command_tree()}
+    wrong = []
+    for path in page_paths():
+        for code in inline_code(path):
+            words = code.split()
+            if words[0] != "gateway" or len(words) < 2 or words[1].startswith("-"):
+                continue
+            found = known.get(tuple(words[1:3])) or known.get((words[1],))
+            options = {word for each in found.params for word in each.opts} if found else set()
+            given = {word.split("=")[0] for word in words if word.startswith("--")}
+            if found is None or given - options:
+                wrong.append(f"{path.name}: {code}")
+    assert wrong == []
+
+
+def test_keys_in_the_text_exist() -> None:
+    said = reference.sentences((ROOT / "config.toml").read_text(encoding="utf-8"))
+    tables = {path.partition(".")[0] for path, _ in said}
+    keys = {f"{path}.{key}" for path, key in said if key} | {path for path, _ in said}
+    wrong = [
+        f"{path.name}: {code}"
+        for path in page_paths()
+        for code in inline_code(path)
+        if (found := re.fullmatch(r"([a-z]+)\.[a-z_.]+", code.partition(" =")[0]))
+        and found[1] in tables - {"connections", "bundles", "config"}
+        and not {found[0], f"connections.NAME.{found[0]}"} & keys
+    ]
+    assert wrong == []
+
+
+def test_pages_ask_no_other_host_for_anything() -> None:
+    site = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in site
+    for path in page_paths():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"!\[[^]]*\]\(https?:|<script|<iframe|```mermaid", text), path
