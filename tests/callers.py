@@ -38,7 +38,7 @@ class Api:
 
     async def pending(self, count: int = 1) -> list[dict[str, Any]]:
         """The approvals that wait, once there are so many."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while True:
                 _, found = await self("GET", "/approvals")
                 if len(found["approvals"]) == count:
@@ -52,7 +52,7 @@ class Api:
 
     async def execution(self, id: str, *statuses: str) -> dict[str, Any]:
         """An execution, once it has one of these states."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while True:
                 _, found = await self("GET", f"/executions/{id}")
                 if found.get("status") in (statuses or (found.get("status", ""),)):
@@ -76,7 +76,7 @@ async def client(
     called: str = "mcp",
 ) -> AsyncIterator[Client]:
     """An MCP client of the principal, by its own name; `answer` answers what it is asked."""
-    async with httpx2.AsyncClient(headers=bearer(name), timeout=30) as http:
+    async with httpx2.AsyncClient(headers=bearer(name), timeout=60) as http:
         transport = streamable_http_client(f"{url}/mcp", http_client=http)
         info = Implementation(name=called, version="1.0")
         async with Client(

@@ -84,7 +84,7 @@ class PostgresServer:
 def _on_a_thread(work: Coroutine[Any, Any, None]) -> None:
     # Of its own: the test that asks may be running an event loop on this one.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, work).result(30)
+        thread.submit(asyncio.run, work).result(120)
 
 
 async def _open_and_close(url: str) -> None:
@@ -93,7 +93,7 @@ async def _open_and_close(url: str) -> None:
 
 
 async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url, timeout=5)
+    connection = await asyncpg.connect(url, timeout=60)
     try:
         await connection.execute(statement)
     finally:
@@ -156,7 +156,7 @@ async def other_db(store_url: str, db: Database) -> AsyncIterator[Database]:
 
 
 async def eventually(
-    look: Callable[[], Awaitable[object]], wanted: object, seconds: float = 15.0
+    look: Callable[[], Awaitable[object]], wanted: object, seconds: float = 60.0
 ) -> None:
     """Looks until the store says what is wanted: for what another process or task will write."""
     last: object = None

@@ -108,7 +108,7 @@ def items_api(url: str, *names: str, **extra: Any) -> dict[str, Any]:
     return openapi({**paths, **extra}, servers=[{"url": url}], info=info)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0, pause: float = 0.005) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0, pause: float = 0.005) -> None:
     """Waits for something that another task makes true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what makes it true has no event to give

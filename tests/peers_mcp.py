@@ -309,10 +309,10 @@ async def serving(app: ASGIApp, port: int = 0, **options: Any) -> AsyncIterator[
     server = _Quiet(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await server.up.wait()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.enough.set()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await asyncio.gather(task, return_exceptions=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,7 +15,6 @@ from gateway.server import patient_protocol
 from gateway.web.guard import fold, read_body, respond
 from tests.peers_mcp import serving
 
-QUIET_SECONDS = 0.8
 PAUSE_SECONDS = 0.1  # enough for a piece to be read by itself
 
 
@@ -50,7 +48,9 @@ CALL = offering()
 )
 async def test_an_offer_of_another_protocol_is_not_taken_up(pieces: list[bytes]) -> None:
     async with served(5.0) as port:
-        assert (await told(port, pieces)).endswith(b"POST 2 hi")
+        said = await told(port, [*pieces, request(body=b"bye", connection="close")])
+    assert [line for line in said.split(b"\r\n") if b"POST" in line][-1] == b"POST 3 bye"
+    assert b"POST 2 hi" in said
 
 
 async def test_a_body_is_never_taken_for_a_request() -> None:
@@ -70,13 +70,17 @@ async def test_a_body_is_never_taken_for_a_request() -> None:
 async def test_a_client_that_does_not_read_is_let_go(closing: bool) -> None:
     async def large(scope: Scope, receive: Receive, send: Send) -> None:
         await respond(send, 200, b"x" * 20_000_000)
+        answered.set()
 
+    answered = asyncio.Event()
     async with served(0.2, large) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(request(connection="close" if closing else "keep-alive"))
-        await asyncio.sleep(1.0)
+        async with asyncio.timeout(60):
+            await answered.wait()
+            await asyncio.sleep(0.4)  # the server's time passes on the same loop, and before
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await reader.readexactly(20_000_000)
         writer.close()
 
@@ -89,7 +93,7 @@ async def test_a_head_that_is_not_complete_in_time_ends_the_connection() -> None
         writer.write(request())
         assert (await reader.readuntil(b"hi")).startswith(b"HTTP/1.1 200")
         writer.write(b"POST / HT")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.close()
 
@@ -98,32 +102,20 @@ async def test_the_rest_of_a_request_that_was_refused_has_its_time_too() -> None
     async with served(0.3) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request(body=b"x" * 2000)[:-10])
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             assert (await reader.read()).startswith(b"HTTP/1.1 413")
         writer.close()
 
 
 async def told(port: int, pieces: list[bytes]) -> bytes:
-    """What a server says to these pieces, with a pause between them, but for the time of day."""
+    """What a server says to these pieces, with a pause between them, until it hangs up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for piece in pieces:
         writer.write(piece)
         await asyncio.sleep(PAUSE_SECONDS)
-    said = await _until_quiet(reader)
+    async with asyncio.timeout(60):
+        said = await reader.read()
     writer.close()
-    return re.sub(rb"date: [^\r]*\r\n", b"", said)
-
-
-async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
-    said = b""
-    try:
-        async with asyncio.timeout(15):
-            while chunk := await asyncio.wait_for(reader.read(1_000_000), QUIET_SECONDS):
-                said += chunk
-    except TimeoutError:
-        pass
-    except ConnectionError:
-        said += b"[reset]"
     return said
 
 

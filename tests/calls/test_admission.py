@@ -77,7 +77,7 @@ async def test_smaller_limit_counts_what_was_sent_before(limits: Admission) -> N
 async def test_call_over_the_bound_waits_its_turn_and_then_runs() -> None:
     limits = Admission(1)
     order: list[str] = []
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         async with limits.call("a"):
             waiting = asyncio.create_task(_run(limits, "b", order))
             await asyncio.sleep(0)
@@ -115,14 +115,14 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
                 pass
         async with limits.call("b"):  # another connection has slots of its own
             pass
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
     assert len(order) == MAX_WAITING_CALLS
 
 
 async def test_waiters_that_give_up_lose_no_slot() -> None:
     slots = Slots(1, "It")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await slots.take()
         tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -302,7 +302,7 @@ async def held(limits: Admission, connection: str, size: int, seconds: float = 0
 
 async def test_few_large_answers_are_held_at_a_time_and_the_others_are_cut() -> None:
     limits, large = Admission(), 3 * LARGE_BYTES
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         with ExitStack() as stack:
             for number in range(LARGE_ANSWERS):
                 assert await held(limits, "other", large, 1) == large

@@ -108,7 +108,7 @@ def test_credentials_go_to_the_own_host_only(url: str) -> None:
 async def test_token_is_asked_for_once_however_many_calls_wait(egress: Egress) -> None:
     tokens = TokenServer()
     tokens.gate.clear()
-    async with raw_server(tokens) as server, asyncio.timeout(15):
+    async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials = Credentials(egress)
         calls = [asyncio.create_task(credentials.grant(oauth2(server.url))) for _ in range(50)]
         await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_token_is_asked_for_once_however_many_calls_wait(egress: Egress) -
 
 async def test_token_is_renewed_ahead_of_its_end(egress: Egress) -> None:
     tokens, clock = TokenServer(expires_in="100"), Clock()
-    async with raw_server(tokens) as server, asyncio.timeout(15):
+    async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress, clock=clock), oauth2(server.url)
         assert await credentials.grant(auth) == bearer("token-1")
         clock.now += 79
@@ -141,7 +141,7 @@ async def test_token_is_renewed_ahead_of_its_end(egress: Egress) -> None:
 
 async def test_failed_renewal_leaves_the_token_in_use_until_its_end(egress: Egress) -> None:
     tokens, clock = TokenServer(), Clock()
-    async with raw_server(tokens) as server, asyncio.timeout(15):
+    async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress, clock=clock), oauth2(server.url)
         await credentials.grant(auth)
         tokens.answers = [answer(status="500 Oops")] * 2
@@ -156,7 +156,7 @@ async def test_failed_renewal_leaves_the_token_in_use_until_its_end(egress: Egre
 
 async def test_rejected_token_is_replaced_once_for_all_who_used_it(egress: Egress) -> None:
     tokens = TokenServer()
-    async with raw_server(tokens) as server, asyncio.timeout(15):
+    async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress), oauth2(server.url)
         old = await credentials.grant(auth)
         for _ in range(3):
@@ -166,7 +166,7 @@ async def test_rejected_token_is_replaced_once_for_all_who_used_it(egress: Egres
 
 
 async def test_other_settings_get_a_token_of_their_own(egress: Egress) -> None:
-    async with raw_server(TokenServer()) as server, asyncio.timeout(15):
+    async with raw_server(TokenServer()) as server, asyncio.timeout(60):
         credentials = Credentials(egress)
         await credentials.grant(oauth2(server.url))
         assert await credentials.grant(oauth2(server.url + "/other")) == bearer("token-2")
@@ -174,7 +174,7 @@ async def test_other_settings_get_a_token_of_their_own(egress: Egress) -> None:
 
 async def test_server_that_wants_basic_auth_gets_it(egress: Egress) -> None:
     tokens = TokenServer(answer(b'{"error":"invalid_client"}', "401 Unauthorized"))
-    async with raw_server(tokens) as server, asyncio.timeout(15):
+    async with raw_server(tokens) as server, asyncio.timeout(60):
         await Credentials(egress).grant(oauth2(server.url))
     expected = base64.b64encode(b"me:s%26cret")
     assert b"Authorization: Basic " + expected in server.requests[1]
@@ -194,7 +194,7 @@ async def test_server_that_wants_basic_auth_gets_it(egress: Egress) -> None:
 async def test_failure_to_get_a_token_names_no_secret(
     egress: Egress, reply: bytes, code: str
 ) -> None:
-    async with raw_server(TokenServer(reply)) as server, asyncio.timeout(15):
+    async with raw_server(TokenServer(reply)) as server, asyncio.timeout(60):
         with pytest.raises(GatewayError) as failure:
             await Credentials(egress).grant(oauth2(server.url))
     assert failure.value.code == code
@@ -225,7 +225,7 @@ async def test_nango_gives_credentials_of_several_kinds(
     egress: Egress, credentials: dict[str, str], grant: Grant
 ) -> None:
     reply = answer(orjson.dumps({"id": 1, "credentials": credentials}))
-    async with raw_server(TokenServer(reply)) as server, asyncio.timeout(15):
+    async with raw_server(TokenServer(reply)) as server, asyncio.timeout(60):
         assert await Credentials(egress).grant(nango(server.url)) == grant
     head = server.requests[0].decode()
     assert head.startswith("GET /connection/a%2Fb?provider_config_key=green+house HTTP/1.1\r\n")
@@ -244,7 +244,7 @@ async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egres
         held("t2", "2025-06-15T18:00:00Z"),
         held("t3", "never"),
     )
-    async with raw_server(vault) as server, asyncio.timeout(15):
+    async with raw_server(vault) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress, clock=clock), nango(server.url)
         assert await credentials.grant(auth) == bearer("t1")
         clock.now += 400
@@ -285,7 +285,7 @@ async def test_call_is_repeated_once_with_a_fresh_token(
         used.append(dict(request.headers)["Authorization"].removeprefix("Bearer "))
         return Answer(statuses.pop(0), (), b"")
 
-    async with raw_server(TokenServer()) as server, asyncio.timeout(15):
+    async with raw_server(TokenServer()) as server, asyncio.timeout(60):
         request = Request("POST", "https://a.test/x")
         credentials = Credentials(egress)
         sent = credentials.send(oauth2(server.url), request, "https://a.test", send)
@@ -310,7 +310,7 @@ async def test_rejected_password_is_not_tried_again(egress: Egress) -> None:
 async def test_closing_ends_requests_for_tokens(egress: Egress) -> None:
     tokens = TokenServer()
     tokens.gate.clear()
-    async with raw_server(tokens) as server, asyncio.timeout(15):
+    async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials = Credentials(egress)
         call = asyncio.create_task(credentials.grant(oauth2(server.url)))
         await asyncio.sleep(0)

@@ -64,7 +64,7 @@ async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path:
         changed = asyncio.Event()
         catalog.on_change(changed.set)
         following = asyncio.create_task(catalog.follow())
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await changed.wait()
         following.cancel()
 

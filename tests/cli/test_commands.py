@@ -234,7 +234,7 @@ async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
                 await own_call(
                     client, "put_connection", name="shop", kind="openapi", spec=peer.spec
                 )
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await changed.wait()
             await own_call(client, "delete_connection", name="shop")
 

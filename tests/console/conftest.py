@@ -73,7 +73,7 @@ class Visitor:
 @asynccontextmanager
 async def visitor(gateway: Running) -> AsyncIterator[Visitor]:
     """Someone who is not signed in."""
-    async with httpx2.AsyncClient(base_url=gateway.url, timeout=10) as http:
+    async with httpx2.AsyncClient(base_url=gateway.url, timeout=60) as http:
         yield Visitor(http)
 
 

@@ -134,7 +134,7 @@ async def office(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
 
 async def listed_by(gateway: Running, name: str, address: str, mode: str) -> list[str]:
     """What an SDK client of the principal is listed at this address."""
-    async with httpx2.AsyncClient(headers=bearer(name), timeout=30) as http:
+    async with httpx2.AsyncClient(headers=bearer(name), timeout=60) as http:
         transport = streamable_http_client(gateway.url + address, http_client=http)
         async with Client(transport, mode=mode) as client:
             return [tool.name for tool in (await client.list_tools()).tools]

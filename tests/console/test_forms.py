@@ -276,7 +276,7 @@ async def test_an_edit_changes_what_it_names_and_takes_no_secret_elsewhere(
         "name": "items",
         "on_change": "hold_all",
     }
-    async with httpx2.AsyncClient(base_url=desk.url) as http:
+    async with httpx2.AsyncClient(base_url=desk.url, timeout=60) as http:
         dry = (await http.post("/api/v1/connections/preview", json=held)).json()
     assert (dry["held"], dry["added"]) == (["items_get_items", "items_get_parts"], [])
     revision = str(desk.app.gateway.snapshot.connections["items"].revision)

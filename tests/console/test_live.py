@@ -18,14 +18,14 @@ from tests.peers import provider
 @asynccontextmanager
 async def stream(someone: Visitor, at: str) -> AsyncIterator[Any]:
     """The stream's messages as they come, each as one text."""
-    async with someone.http.stream("GET", f"/console/events{at}", timeout=20) as answer:
+    async with someone.http.stream("GET", f"/console/events{at}", timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-content-type-options"] == "nosniff"
         lines = answer.aiter_lines()
 
         async def following() -> str:
             message: list[str] = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 async for line in lines:
                     if line and not line.startswith(":"):
                         message.append(line)

@@ -60,7 +60,7 @@ async def test_calls_are_listed_with_facets_and_given_as_csv(someone: Visitor) -
 
 async def calls(someone: Visitor, count: int) -> list[dict[str, Any]]:
     """The calls there are, once there are so many: reads are recorded soon, not at once."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             found = await rows(someone, "/console/executions?format=json", "executions")
             if len(found) >= count:

@@ -130,7 +130,7 @@ async def test_serving_prints_the_link_beside_its_one_line(tmp_path: Path) -> No
         own = ready.removeprefix("Gateway ready: ").removesuffix("/mcp\n")
         link = line.removeprefix("Console: ").strip()
         assert link.startswith(f"{own}/console/sign-in?link=")
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=60) as http:
             assert (await http.get(link)).status_code == 200
             assert (await http.get(f"{own}/console")).status_code == 200
     finally:

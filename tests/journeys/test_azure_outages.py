@@ -42,7 +42,9 @@ async def test_a_first_listing_that_fails_is_shown_and_tried_again_until_azure_i
     assert words in problem["message"]
     assert (await office.rest("GET", "/connections"))[1]["problems"] == [problem]
     assert (await office.own("list_connections"))["problems"] == [problem]
-    async with httpx2.AsyncClient(follow_redirects=True, base_url=office.rest.base) as browser:
+    async with httpx2.AsyncClient(
+        follow_redirects=True, base_url=office.rest.base, timeout=60
+    ) as browser:
         await browser.post("/console/sign-in", data={"token": ""})
         assert words in (await browser.get("/console")).text
     await catalog.refresh_group(by="ann")

@@ -111,7 +111,7 @@ async def test_accepted_tool_is_served_at_once_and_clients_are_told(make_shop: S
         assert (change["class"], change["reason"]) == ("safe", "the description changed")
         async with ann.listen(tools_list_changed=True) as told:
             await accept_all(shop)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await anext(aiter(told))
         [tool] = [t for t in (await ann.list_tools()).tools if t.name == "shop_get_order"]
     assert tool.description == "[Orders] Look up an order"

@@ -18,7 +18,7 @@ from tests.connectors.manifests import LIBRARY
 from tests.peers import items_api, until
 
 SHOP = f'{OPEN}[connections.shop]\nkind = "openapi"\nspec = "apis/shop.json"\n'
-SOON = 20.0  # a second, where the machine has nothing else to do
+SOON = 60.0  # a second, where the machine has nothing else to do
 
 Save = Callable[[Path, bytes], None]
 

@@ -29,7 +29,7 @@ async def events(rest: Api, last: str | None = None) -> AsyncIterator[Events]:
 
 async def next_of(feed: Events, kind: str) -> tuple[str | None, dict[str, Any]]:
     """The id and the words of the next event of this kind."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while (fields := await feed.next()).get("event") != kind:
             pass
     return fields.get("id"), orjson.loads(fields["data"])
@@ -79,6 +79,6 @@ async def test_feed_ends_when_the_gateway_does(peer: Provider, tmp_path: Path) -
         shop = await ends_first.enter_async_context(running)
         root = await ends_last.enter_async_context(api(shop.url, "root"))
         feed = await ends_last.enter_async_context(events(root))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await ends_first.aclose()
             assert await feed.ended()

@@ -28,7 +28,7 @@ async def test_the_shipped_configuration_serves_the_bookshop_and_ends_in_good_or
             async with Client(url, mode=mode) as client:
                 await visit_bookshop(client, title)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
 
 

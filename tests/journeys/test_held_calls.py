@@ -221,7 +221,7 @@ async def test_who_has_hung_up_is_not_asked(
 ) -> None:
     async with asked_at(tmp_path, config(peer)) as (gateway, ann):
         call = asyncio.create_task(ann.call(tool, wait=True))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await peer.entered.wait()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
@@ -232,7 +232,7 @@ async def test_who_has_hung_up_is_not_asked(
 
 
 async def until_ended(ann: Ann) -> list[str]:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             statuses = [status for _, status in await ann.rows()]
             if statuses and "executing" not in statuses:
@@ -280,7 +280,7 @@ async def test_what_a_killed_gateway_asked_is_not_done_and_not_forgotten(
 
 async def first_asked(ann: Ann, tool: str) -> dict[str, Any]:
     """The question of a gateway that may not have listed its tools yet."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             _, found = await ann.rest("GET", "/tools")
             if found["total"]:

@@ -53,7 +53,7 @@ async def test_a_number_that_json_writers_refuse_does_not_hide_the_history(rest:
         assert refused["structuredContent"]["error"]["code"] == "invalid_arguments"
         newest = f"{rest.base}/api/v1/executions?tool=shop_get_items"
         found: list[Any] = []
-        async with asyncio.timeout(15):  # refused calls are written in batches
+        async with asyncio.timeout(60):  # refused calls are written in batches
             while not found:
                 async with rest.http.get(newest) as answer:
                     assert answer.status == 200

@@ -116,7 +116,7 @@ async def test_refreshes_that_are_asked_for_together_share_one_fetch(
     items.document, items.guard = items_api(items.url, "items", "more"), slow
     catalog = gateway.app.gateway.catalog
     asked = asyncio.gather(*(catalog.refresh(["shop"], by="ann", asked=True) for _ in range(12)))
-    async with asyncio.timeout(15), api(gateway.url) as rest:
+    async with asyncio.timeout(60), api(gateway.url) as rest:
         await arrived.wait()
         # Who asks now may know of something that this fetch can't have seen.
         later = asyncio.create_task(rest("POST", "/connections/shop/refresh"))
@@ -194,7 +194,7 @@ async def test_a_call_in_flight_ends_on_the_revision_it_began_on(
     items.answer = slow
     await operator.put("shop", items.spec)
     call = asyncio.create_task(operator.own("shop_get_items", id="1"))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await arrived.wait()
         await operator.own("delete_connection", name="shop")
         go_on.set()

@@ -193,7 +193,7 @@ async def told_over(speaker: Speaker) -> tuple[list[str], int]:
 
 async def until_quiet(speaker: Speaker) -> None:
     """Once this gateway has heard that the client has listed."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             if await told_over(speaker) == ([], 0):
                 return

@@ -75,7 +75,7 @@ async def slow_shop(folder: Path, more: str = "") -> AsyncIterator[tuple[SlowSho
         async with (
             gateway_process(shop.config) as (process, url),
             api(url) as rest,
-            asyncio.timeout(40),
+            asyncio.timeout(60),
         ):
             yield shop, process, rest
 

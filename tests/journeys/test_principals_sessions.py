@@ -73,7 +73,7 @@ async def test_more_principals_than_sessions_are_told_to_try_again_and_an_edit_m
     async with speaker(gateway, "ann", "2025") as ann, speaker(gateway, "bob") as bob:
         await said(ann, "pages_pid")
         slow = asyncio.create_task(ann.call("pages_slow"))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while "slow" not in await said(ann, "pages_seen"):  # it has not arrived yet
                 pass
         refused = await bob.call("pages_kept")

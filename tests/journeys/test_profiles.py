@@ -231,7 +231,7 @@ async def test_an_edit_of_clients_tells_those_it_concerns(make_gateway: GatewayM
                 gateway.config,
                 OPEN + peer.table() + '[clients.mine]\nmatch = "mine"\nschema = "plain"\n',
             )
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await heard["mine"].wait()
                 await anext(aiter(told))
             listed = (await mine.list_tools()).tools

@@ -29,7 +29,7 @@ ERAS: tuple[Era, ...] = ("2025", "2026")
 CUSTOMERS = 4
 OTHER_NUMBERS = 1_000_000  # so that no token was used before
 WAIT_SECONDS = 60.0  # that a call may wait for a person, and more
-SOON_SECONDS = 15.0  # it takes a tenth of one where the machine has nothing else to do
+SOON_SECONDS = 60.0  # it takes a tenth of one where the machine has nothing else to do
 
 
 @pytest.fixture(scope="module")

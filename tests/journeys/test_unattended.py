@@ -95,7 +95,7 @@ async def test_a_write_that_its_caller_cancels_is_cancelled_at_the_server(
     async with mcp_peer(era) as peer:
         gateway = await make_gateway(OPEN + peer.table())
         await until(lambda: "up_slow" in gateway.app.gateway.snapshot.tools)
-        async with Client(gateway.mcp, mode="legacy") as client, asyncio.timeout(15):
+        async with Client(gateway.mcp, mode="legacy") as client, asyncio.timeout(60):
             call = asyncio.create_task(client.call_tool("up_slow", {}))
             await peer.entered.wait()
             call.cancel()

@@ -23,7 +23,7 @@ from tests.processes import gateway_process
 ORDER = "/api/v1/tools/shop_add_order/call"
 ITEM = "/api/v1/tools/shop_get_items/call"
 PERMIT = "/api/v1/tools/shop_add_permit/call"
-RECORDED_SECONDS = 30.0  # what could not be recorded is tried again every few seconds
+RECORDED_SECONDS = 120.0  # what could not be recorded is tried again every few seconds
 WORK_SECONDS = 0.02  # that the shop takes for an order: some are under way at any moment
 PAUSE_SECONDS = 0.05  # of a client that tries again, or thinks of the next thing to ask
 

@@ -59,7 +59,7 @@ async def post(
     """Send a body (bytes as they are, anything else as JSON) and read the whole answer."""
     data = message if isinstance(message, bytes) else json.dumps(message).encode()
     sent = {**ACCEPT, **(headers or {})}
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         async with edge.http.request(method, edge.url + path, data=data, headers=sent) as answer:
             headers = {name.lower(): value for name, value in answer.headers.items()}
             return Answer(answer.status, _read(await answer.read()), headers)
@@ -111,7 +111,7 @@ class Events:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
 
-    async def next(self, seconds: float = 15) -> dict[str, str]:
+    async def next(self, seconds: float = 60.0) -> dict[str, str]:
         """The fields of the next event; comments are passed over."""
         fields: dict[str, str] = {}
         async with asyncio.timeout(seconds):
@@ -126,7 +126,7 @@ class Events:
                     fields[name] = value.removeprefix(" ")
         raise EOFError
 
-    async def message(self, seconds: float = 15) -> Any:
+    async def message(self, seconds: float = 60.0) -> Any:
         """The next event's JSON-RPC message."""
         while True:
             fields = await self.next(seconds)
@@ -141,7 +141,7 @@ class Events:
             return True
         return False
 
-    async def ended(self, seconds: float = 15) -> bool:
+    async def ended(self, seconds: float = 60.0) -> bool:
         """Whether the stream ends without another word within this time."""
         try:
             await self.message(seconds)

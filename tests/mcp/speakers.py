@@ -38,7 +38,7 @@ class Speaker:
     hello: dict[str, Any] = field(default_factory=dict)
     heard: list[dict[str, Any]] = field(default_factory=list)  # said before an answer
     meta: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 20.0  # that an answer may take
+    seconds: float = 60.0  # that an answer may take
     _headers: dict[str, str] = field(default_factory=dict)
     _ids: int = 0
 

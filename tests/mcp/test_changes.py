@@ -78,7 +78,7 @@ async def test_what_leaves_the_list_as_it_was_is_not_heard(edge: Edge, listen: L
 async def test_stream_ends_soon_after_its_token_is_revoked(edge: Edge, listen: Listen) -> None:
     async with listen(edge, "ann") as ann, listen(edge, "bob") as bob:
         edge.identity.follow(with_tokens("bob"), "")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             with pytest.raises(EOFError):
                 while True:
                     assert "result" in await ann.message()  # how 2026 says goodbye
@@ -92,7 +92,7 @@ async def test_client_that_leaves_leaves_nothing_behind(edge: Edge, listen: List
         async with listen(edge, "ann") as ann:
             assert edge.endpoint.figures()["streams"] == 1
             ann.response.close()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while edge.endpoint.figures()["streams"]:
                 await post(edge, b"")  # any round trip gives the server its turn
 
@@ -148,7 +148,7 @@ async def test_session_with_several_streams_hears_on_the_newest(edge: Edge) -> N
         assert await changed(newer)
         assert await older.silent(0.3)
         newer.response.close()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while edge.endpoint.figures()["streams"] > 1:
                 await post(edge, b"")
         edge.toolbox.put("newer")

@@ -39,7 +39,7 @@ class Wire:
         await asyncio.Event().wait()
 
     async def until(self, count: int) -> list[bytes]:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while len(self.sent) < count:
                 self.arrived.clear()
                 await self.arrived.wait()
@@ -64,7 +64,7 @@ async def running(wire: Wire) -> AsyncIterator[ClientStream]:
     task = asyncio.create_task(served({}, wire.receive, wire.send))
     yield stream
     stream.end()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await task
 
 

@@ -144,7 +144,7 @@ async def test_updates_of_a_resource_reach_who_watches_it(pair: Pair) -> None:
     if pair.client == "2025":
         assert await pair.through.request("resources/unsubscribe", {"uri": uri}) == {}
     if pair.server == "2025":
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await pair.peer.let_go.wait()
         assert pair.peer.subscribed == []
 
@@ -172,7 +172,7 @@ async def test_logs_of_a_call_reach_its_caller_from_the_level_it_wants(pair: Pai
 
 async def test_what_is_no_longer_wanted_is_cancelled_at_the_server(pair: Pair) -> None:
     slow = asyncio.create_task(pair.through.request("resources/read", {"uri": "fiction://slow"}))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await pair.peer.entered.wait()
         if pair.client == "2025":
             cancelled = {"method": "notifications/cancelled", "params": {"requestId": 2}}
@@ -238,7 +238,7 @@ async def until_kept(gateway: Running, count: int) -> None:
 
 async def _heard(events: Events, tell: Callable[[], Awaitable[None]]) -> Any:
     """What is heard once the wish has come round."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             await tell()
             with suppress(TimeoutError):

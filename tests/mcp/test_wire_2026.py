@@ -117,7 +117,7 @@ async def test_listening_needs_a_filter_and_a_client_that_takes_streams(edge: Ed
 
 async def test_hanging_up_cancels_the_call(edge: Edge) -> None:
     waiting = asyncio.create_task(post(edge, *modern(call("wait"))))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await edge.toolbox.started.wait()
         waiting.cancel()
         await edge.toolbox.ended.wait()

@@ -36,7 +36,7 @@ def wishes_of(ups: Upstreams, linger: float = LINGER_SECONDS) -> Wishes:
 
 async def told(heard: Heard, peer: LibraryPeer) -> str | None:
     """Who is told once the server, told of the wish, tells of an update; None: everybody."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             await peer.tell_updated(NEWS)
             with suppress(TimeoutError):

@@ -46,7 +46,7 @@ async def running_provider(*options: str) -> AsyncIterator[Provider]:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             issuer = (await process.stdout.readline()).decode().strip()
         yield Provider(process, issuer)
     finally:

@@ -55,7 +55,7 @@ look = ["books"]
 
 def browser(url: str = "", **more: Any) -> httpx2.AsyncClient:
     """An HTTP client for plain HTTP: reading certificates takes longer than most tests."""
-    return httpx2.AsyncClient(base_url=url, **{"verify": False, "timeout": 30, **more})
+    return httpx2.AsyncClient(base_url=url, **{"verify": False, "timeout": 60, **more})
 
 
 def form_of(page: str, action: str) -> dict[str, str]:

@@ -63,7 +63,7 @@ async def test_the_sdks_client_is_let_in_by_whoever_the_provider_knows(
         assert "demo_list_books" in {tool.name for tool in (await client.list_tools()).tools}
     assert kept.tokens is not None
     headers = {"authorization": f"Bearer {kept.tokens.access_token}"}
-    async with httpx2.AsyncClient(base_url=gateway.url, headers=headers) as http:
+    async with httpx2.AsyncClient(base_url=gateway.url, headers=headers, timeout=60) as http:
         grants = (await http.get("/api/v1/grants")).json()["grants"]
         assert {grant["principal"] for grant in grants} == {"ann@people.example"}
 

@@ -23,7 +23,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 def run(loop: Loop, work: Coroutine[Any, Any, Any]) -> Any:
     async def bounded() -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await work
 
     with asyncio.Runner(loop_factory=loop) as runner:

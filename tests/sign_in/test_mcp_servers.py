@@ -28,7 +28,7 @@ def people(url: str, **more: Any) -> dict[str, Any]:
 
 
 async def tool(house: House, name: str = "notes_who_am_i") -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while name not in house.gateway.app.gateway.snapshot.tools:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -28,7 +28,7 @@ async def openid(house: House) -> AsyncIterator[Provider]:
 @pytest.fixture
 async def api(openid: Provider) -> AsyncIterator[Peer]:
     """An API that asks the provider whose a token is."""
-    async with provider() as peer, httpx2.AsyncClient() as http:
+    async with provider() as peer, httpx2.AsyncClient(timeout=60) as http:
 
         async def answer(request: Any) -> Any:
             from aiohttp import web

@@ -25,7 +25,7 @@ async def test_a_token_is_renewed_ahead_of_its_end(house: House) -> None:
     house.peer.life = 2.0  # renewed four tenths of a second before
     await house.put()
     await house.sign_in("ann")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while house.peer.refreshes() < 2:
             assert (await called(house))["output"]["who"] == "ann"
             await asyncio.sleep(0.05)
@@ -150,7 +150,7 @@ async def open_at(house: House, name: str) -> None:
 
 
 async def has_tools(gateway: Running) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while "notes_get_notes" not in gateway.app.gateway.snapshot.tools:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -41,7 +41,7 @@ async def held(tmp_path: Path) -> AsyncIterator[tuple[Database, threading.Event]
 
     async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
         task = asyncio.create_task(db.write(unit))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await started.wait()
         yield db, gate
         gate.set()

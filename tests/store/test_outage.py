@@ -96,7 +96,7 @@ async def test_file_held_by_another_program_is_waited_for(tmp_path: Path) -> Non
         assert await db.read(fact_names) == []
         other.execute("COMMIT")
         other.close()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await waiting
         assert await db.read(fact_names) == ["a"]
 

@@ -45,7 +45,7 @@ class Troubles:
         ups.on_trouble = lambda name, error: self._queue.put_nowait((name, error))
 
     async def next(self) -> tuple[str, str]:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             name, error = await self._queue.get()
         return name, error.code
 
@@ -144,7 +144,7 @@ async def test_call_is_refused_while_all_sessions_are_in_use() -> None:
 async def test_session_that_watches_a_resource_does_not_make_room() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
         ups.resize(1)
-        await ups.subscribe("up", "ann", NEWS, 5.0)
+        await ups.subscribe("up", "ann", NEWS, 60.0)
         with pytest.raises(Overloaded):
             await ups.request("up", "resources/read", {"uri": NEWS}, principal="bob")
         ups.unsubscribe("up", "ann", NEWS)
@@ -231,7 +231,7 @@ async def test_dead_server_is_told_of_by_the_first_call_that_fails_and_again_whe
         assert ups.status("up").error is not None
         told.names.clear()
         async with mcp_peer(era, port=port):
-            assert await told.next(5) == "up"
+            assert await told.next() == "up"
             assert len(await ups.list_tools("up")) == 10
             assert ups.status("up").error is None
 
@@ -348,7 +348,7 @@ async def test_server_whose_door_refuses_everything_is_trouble(status: int) -> N
             await ups.call("up", "any", {})
         assert await troubles.next() == ("up", "upstream_error")
         refusing.clear()
-        assert await told.next(5) == "up"
+        assert await told.next() == "up"
 
 
 async def test_server_that_was_replaced_troubles_nobody_any_more() -> None:

@@ -46,11 +46,11 @@ def modern(message: dict[str, Any], **results: Any) -> Response:
 
 
 def http(name: str, url: str, **changes: Any) -> Upstream:
-    return Upstream(name, "http", url=url, **{"timeout_seconds": 5.0, **changes})
+    return Upstream(name, "http", url=url, **{"timeout_seconds": 60.0, **changes})
 
 
 def stdio(name: str, *args: str, **changes: Any) -> Upstream:
-    fields = {"timeout_seconds": 5.0, "args": (STDIO_PEER, *args), **changes}
+    fields = {"timeout_seconds": 60.0, "args": (STDIO_PEER, *args), **changes}
     return Upstream(name, "stdio", command=sys.executable, **fields)
 
 
@@ -121,7 +121,7 @@ class Told:
         self.names.append(name)
         self._queue.put_nowait(name)
 
-    async def next(self, seconds: float = 10.0) -> str:
+    async def next(self, seconds: float = 60.0) -> str:
         async with asyncio.timeout(seconds):
             return await self._queue.get()
 
@@ -138,7 +138,7 @@ class Heard:
         if method == self._kind:
             self.notices.put_nowait((whose, params))
 
-    async def next(self, seconds: float = 10.0) -> tuple[str | None, Mapping[str, Any]]:
+    async def next(self, seconds: float = 60.0) -> tuple[str | None, Mapping[str, Any]]:
         async with asyncio.timeout(seconds):
             return await self.notices.get()
 
