@@ -20,7 +20,7 @@ from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
 from gateway.server import bind
 from tests.certificates import authority
-from tests.peers import until
+from tests.peers import stop_accepting, until
 
 # Clients and gateways read all certificates they trust, each time: one takes less than 150 do.
 TRUSTED = TemporaryDirectory(prefix="gateway-trusted-")
@@ -90,6 +90,7 @@ async def gateway_on(config: Path, text: str = OPEN) -> AsyncIterator[Running]:
             try:
                 yield Running(app, port, config)
             finally:
+                await stop_accepting(*server.servers)
                 server.stop()
                 await task
 

@@ -89,11 +89,26 @@ async def listening(app: web.Application) -> AsyncIterator[int]:
     """The port of this machine at which the application is served."""
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    assert runner.server
+    server = await asyncio.get_running_loop().create_server(runner.server, "127.0.0.1", 0)
     try:
-        yield runner.addresses[0][1]
+        yield server.sockets[0].getsockname()[1]
     finally:
+        await stop_accepting(server)
         await runner.cleanup()
+
+
+async def stop_accepting(*servers: asyncio.Server) -> None:
+    """Closes servers once whoever was being taken in is a connection.
+
+    asyncio loses the socket of a client that it accepted just before its server was closed.
+    """
+    for listener in [each for server in servers for each in server.sockets]:
+        asyncio.get_running_loop().remove_reader(listener)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for server in servers:
+        server.close()
 
 
 def items_api(url: str, *names: str, **extra: Any) -> dict[str, Any]:

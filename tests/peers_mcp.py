@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.configs import table
 from tests.definitions import an_object
+from tests.peers import stop_accepting
 
 Era = Literal["handshake", "modern", "both"]
 Context = ServerRequestContext[dict[str, Any], Any]
@@ -274,12 +275,10 @@ class _Quiet(uvicorn.Server):
         await self.enough.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
-        for _ in range(5):  # one that was being taken in is a connection only after some turns
-            for connection in tuple(self.server_state.connections):
-                connection.transport.close()
-            await asyncio.sleep(0)
+        await stop_accepting(*self.servers)
+        for connection in tuple(self.server_state.connections):
+            connection.transport.close()
+        await asyncio.sleep(0)  # until they are closed
         await self.lifespan.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.peers import stop_accepting
+
 Conversation = Callable[["Connection"], Awaitable[None]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -89,7 +91,7 @@ async def accepting(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncItera
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
+        await stop_accepting(server)
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,7 +21,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import Context
 
-from tests.peers import items_api
+from tests.peers import items_api, listening
 from tests.peers_mcp import serving
 
 
@@ -211,15 +211,8 @@ async def notes_api() -> AsyncIterator[Notes]:
     app.router.add_post("/register", peer.register)
     app.router.add_post("/revoke", peer.revoke)
     app.router.add_route("*", "/{rest:.*}", peer.any)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    peer.port = runner.addresses[0][1]
-    try:
+    async with listening(app) as peer.port:
         yield peer
-    finally:
-        await runner.cleanup()
 
 
 class _Verifier:
