@@ -20,8 +20,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import orjson
-from cachetools import LRUCache
 from mcp.shared import inbound
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import PROTOCOL_VERSION_META_KEY, SERVER_INFO_META_KEY
@@ -112,7 +110,7 @@ class McpEndpoint:
         self._core = Core(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what it calls itself.
-        self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
+        self.contacts: dict[str, tuple[float, bytes]] = {}
 
     def listen_to(self, signals: Signals) -> None:
         """Hears what clients said to other processes."""
@@ -176,6 +174,8 @@ class McpEndpoint:
             await respond(send, 401, json_bytes(told), [(b"www-authenticate", challenge)])
             return None
         agent = fields.get(b"user-agent", b"")[:NAME_CHARS]
+        if len(self.contacts) >= MAX_REMEMBERED:
+            self.contacts.clear()
         self.contacts[principal.name] = time.time(), agent
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
         if scope["method"] == "POST":
@@ -306,26 +306,11 @@ class Era2026:
         route = inbound.classify_inbound_request(message.body, headers=headers)
         if isinstance(route, inbound.InboundLadderRejection):
             raise _error(route)
-        if message.method == "tools/call":
-            self._check_param_headers(exchange, message.params)
         caller = Caller(exchange.principal, exchange.scope, "2026")
         caller.client = client_name(route.client_info)
         if isinstance(route.client_capabilities, dict):
             caller.capabilities = route.client_capabilities
         return RpcRequest(self._core, exchange, message, caller, route.protocol_version, reply)
-
-    def _check_param_headers(self, exchange: Exchange, params: Mapping[str, Any]) -> None:
-        """Checks the headers of a call that repeat its arguments, where the tool's schema asks."""
-        name, arguments = params.get("name"), params.get("arguments") or {}
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return  # the schema of the request says so better
-        schema = self._core.gateway.input_schema(exchange.principal, exchange.scope, name)
-        if schema is None or b'"x-mcp-header"' not in schema:
-            return
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.fields.items()}
-        rejection = inbound.validate_mcp_param_headers(orjson.loads(schema), arguments, headers)
-        if rejection is not None:
-            raise _error(rejection)
 
     async def _listen(self, request: RpcRequest) -> None:
         """Keeps the request's own answer open as the stream of changes it asked for."""

@@ -45,6 +45,7 @@ from gateway.mcp.methods import (
     RpcRequest,
     Stopped,
     client_name,
+    client_of,
     find_method,
     rpc_error,
 )
@@ -98,16 +99,18 @@ class SealedSessions:
 
     def create(
         self, principal: str, protocol_version: str, client: str, capabilities: Mapping[str, Any]
-    ) -> bytes:
-        """A new session's id, as it goes into the header; it holds what we act on."""
+    ) -> tuple[SealedSession, bytes]:
+        """A new session, and its id as it goes into the header; it holds what we act on."""
         kept: dict[str, Any] = {
             name: {flag: {} for flag in flags if flag in said}
             for name, flags in ACTED_ON.items()
             if isinstance(said := capabilities.get(name), Mapping)
         }
-        agreed = (secrets.token_hex(12), principal, protocol_version, client, kept)
         expires = int(self._clock() + SESSION_SECONDS)
-        return self._seal.seal_values(_PURPOSE, *agreed, expires).encode()
+        agreed = (secrets.token_hex(12), principal, protocol_version, client, kept, expires)
+        header = self._seal.seal_values(_PURPOSE, *agreed).encode()
+        session = self._opened[header] = SealedSession(*agreed)
+        return session, header
 
     async def open(self, header: bytes, principal: str) -> SealedSession | None:
         """The session of this id, if it is this principal's and not over."""
@@ -179,8 +182,11 @@ class Era2025:
         capabilities = dict(params["capabilities"])
         if version < ELICITATION_VERSION:
             capabilities.pop("elicitation", None)
-        client = client_name(params["clientInfo"])
-        session_id = self.sessions.create(exchange.principal.name, version, client, capabilities)
+        client, whose = client_name(params["clientInfo"]), exchange.principal.name
+        session, header = self.sessions.create(whose, version, client, capabilities)
+        caller = _caller(exchange, session)
+        snapshot, view, _ = self._core.look(caller)
+        self._core.listings.begin(client_of(caller), view, snapshot.revision)
         try:
             hello = await self._core.pass_through.hello(exchange.principal, exchange.scope)
         except GatewayError:
@@ -192,14 +198,12 @@ class Era2025:
             "instructions": hello.instructions,
         }
         body = result_body(message.id, json_bytes(result))
-        await respond(exchange.send, 200, body, [(SESSION_HEADER, session_id)])
+        await respond(exchange.send, 200, body, [(SESSION_HEADER, header)])
 
     async def _answer(
         self, exchange: Exchange, session: SealedSession, message: Message, reply: Reply | None
     ) -> bytes:
-        known = (session.id, session.client, session.capabilities)
-        caller = Caller(exchange.principal, exchange.scope, "2025", *known)
-        version = session.protocol_version
+        caller, version = _caller(exchange, session), session.protocol_version
         request = RpcRequest(self._core, exchange, message, caller, version, reply)
         try:
             return result_body(message.id, await find_method(request)(request))
@@ -310,6 +314,11 @@ class Era2025:
         await self.sessions.end(session)
         self.hear_ended(session.id)
         await respond(exchange.send, 200)
+
+
+def _caller(exchange: Exchange, session: SealedSession) -> Caller:
+    known = (session.id, session.client, session.capabilities)
+    return Caller(exchange.principal, exchange.scope, "2025", *known)
 
 
 def _frame(data: bytes, list_id: str | None) -> bytes:

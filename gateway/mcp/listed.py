@@ -45,6 +45,10 @@ class Listings:
         self._db = db
         self.known: LRUCache[ListHolder, HeldList] = LRUCache(MAX_SESSIONS)
 
+    def begin(self, client: ListHolder, view: View, revision: int) -> None:
+        """The client is a new one: it has no list, and the store need not be asked."""
+        self.known[client] = HeldList(view.digest, revision)
+
     def note(self, client: ListHolder, view: View, revision: int) -> None:
         """The client is given this list."""
         self.known[client] = HeldList(view.digest, revision, has_list=True)

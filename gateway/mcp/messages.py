@@ -24,7 +24,6 @@ from starlette.types import Receive, Send
 
 from gateway.errors import Fixable
 from gateway.limits import (
-    ATTEND_AFTER_SECONDS,
     MAX_QUEUED,
     PING_SECONDS,
     PREVIEW_CHARS,
@@ -157,7 +156,6 @@ class Reply:
         self._started = self._closed = False
         self._queue: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._attending: asyncio.Task[None] | None = None
 
     def say(self, frame: bytes, droppable: bool = True) -> None:
@@ -187,16 +185,12 @@ class Reply:
         await self._send({"type": "http.response.body", "body": frame, "more_body": more})
 
     def attend(self, receive: Receive) -> None:
-        """Watches the connection once the request takes its time, until the answer is sent.
+        """Watches the connection until the answer is sent.
 
         The client hears a keep-alive now and then, and whoever wants to know is told when it left.
         """
-        loop = asyncio.get_running_loop()
-
-        def begin() -> None:
+        if self._attending is None:
             self._attending = asyncio.create_task(self._attend(receive))
-
-        self._timer = loop.call_later(ATTEND_AFTER_SECONDS, begin)
 
     async def _attend(self, receive: Receive) -> None:
         while True:
@@ -213,8 +207,6 @@ class Reply:
     def dismiss(self) -> None:
         """Watches the connection no longer."""
         self.on_gone.clear()  # a listener holds this reply: only the collector would free the two
-        if self._timer is not None:
-            self._timer.cancel()
         if self._attending is not None:
             self._attending.cancel()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from mcp.shared.inbound import validate_mcp_param_headers
 from mcp_types import LOG_LEVEL_META_KEY, SERVER_INFO_META_KEY
 from mcp_types import methods as sdk_methods
 from mcp_types.jsonrpc import (
@@ -37,8 +38,10 @@ from gateway.calls.fitting import error_result, fit_result
 from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
+from gateway.catalog.snapshot import Snapshot
+from gateway.config.profiles import Serving
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
-from gateway.limits import MAX_REMEMBERED, NAME_CHARS
+from gateway.limits import ATTEND_AFTER_SECONDS, MAX_REMEMBERED, NAME_CHARS
 from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
@@ -52,10 +55,11 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.pass_through import HANDLERS, PassThrough
 from gateway.mcp.streams import LOGGED, reaches
-from gateway.model import Principal, Scope, json_bytes
+from gateway.model import Principal, Result, Scope, json_bytes, json_value
 from gateway.naming import cut, visible
+from gateway.policy.view import View
 from gateway.store.listed import ListHolder
-from gateway.web.gateway import Gateway
+from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Fields, event_frame
 from gateway.web.identity import Identity
 
@@ -88,6 +92,13 @@ class Core:
         self.pass_through = pass_through
         self.streams = pass_through.streams
         self.calls = Calls()
+
+    def look(self, caller: Caller) -> tuple[Snapshot, View, Serving]:
+        """What there is now, what the caller's client lists of it, and how it is served."""
+        snapshot = self.gateway.snapshot
+        serving = self.gateway.serving(snapshot, caller.client)
+        view = self.gateway.view_of(snapshot, caller.principal, caller.scope, serving.form)
+        return snapshot, view, serving
 
 
 class Exchange(msgspec.Struct):
@@ -163,10 +174,8 @@ async def _discover(request: RpcRequest) -> bytes:
 
 
 async def _list_tools(request: RpcRequest) -> bytes:
-    core, exchange = request.core, request.exchange
-    snapshot = core.gateway.snapshot
-    serving = core.gateway.serving(snapshot, request.caller.client)
-    view = core.gateway.view_of(snapshot, exchange.principal, exchange.scope, serving.form)
+    core = request.core
+    snapshot, view, serving = core.look(request.caller)
     size = serving.page_tools or snapshot.settings.limits.page_tools
     cursor = request.message.params.get("cursor")
     page = view.page(cursor, size)
@@ -178,19 +187,20 @@ async def _list_tools(request: RpcRequest) -> bytes:
         if known is None or not known.has_list or known.digest != view.digest:
             core.listings.note(client, view, snapshot.revision)
     if request.caller.session is not None:
-        core.streams.note(request.caller.session, exchange.scope, view.digest)
+        core.streams.note(request.caller.session, request.caller.scope, view.digest)
     return b"{%b%b}" % (page, LIST_END if request.caller.era == "2026" else b"")
 
 
 async def _call_tool(request: RpcRequest) -> bytes:
-    params, gateway, caller = request.message.params, request.core.gateway, request.caller
-    snapshot = gateway.snapshot
-    serving = gateway.serving(snapshot, caller.client)
-    view = gateway.view_of(snapshot, caller.principal, caller.scope, serving.form)
+    params, gateway = request.message.params, request.core.gateway
+    name, arguments = params["name"], params.get("arguments") or {}
+    inquiry = gateway.inquiry(reachable_caller(request))
+    caller = inquiry.caller
+    if caller.era == "2026":
+        _check_param_headers(inquiry, request.exchange.fields, name, arguments)
     with Flight(request):
         try:
-            arguments = params.get("arguments") or {}
-            result = await gateway.call(params["name"], arguments, reachable_caller(request))
+            result = await gateway.call(inquiry, name, arguments)
         except UnknownTool as error:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {cut(error.name, 256)}") from None
         except UpstreamRefused as error:
@@ -203,14 +213,36 @@ async def _call_tool(request: RpcRequest) -> bytes:
             ) from error
         except GatewayError as error:
             result = error_result(error)
+    result = await _for_client(request.core, inquiry, name, result)
+    return json_bytes(_stamped(result) if caller.era == "2026" else result)
+
+
+def _check_param_headers(
+    inquiry: Inquiry, fields: Fields, name: str, arguments: Mapping[str, Any]
+) -> None:
+    """Checks the headers of a call that repeat its arguments, where the tool's schema asks."""
+    schema = inquiry.gateway.input_schema(inquiry, name)
+    if schema is None or b'"x-mcp-header"' not in schema:
+        return
+    headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in fields.items()}
+    rejection = validate_mcp_param_headers(json_value(schema), arguments, headers)
+    if rejection is not None:
+        raise RpcError(rejection.code, rejection.message, rejection.data)
+
+
+async def _for_client(core: Core, inquiry: Inquiry, name: str, result: Result) -> Result:
+    """A call's result in the form its client takes, with what the client is to be told."""
+    serving, view, snapshot = inquiry.serving(), inquiry.view, inquiry.snapshot
     if not serving.takes_all:
-        whose, bounded = caller.principal.name, params["name"] != "read_result"
-        result = await fit_result(result, serving, gateway.db, whose, bounded=bounded)
-    client, listings = client_of(caller), request.core.listings
+        db, whose, bounded = core.gateway.db, inquiry.principal.name, name != "read_result"
+        result = await fit_result(result, serving, db, whose, bounded=bounded)
+    if serving.form != "full":
+        view = core.gateway.view_of(snapshot, inquiry.principal, view.scope, serving.form)
+    client, listings = client_of(inquiry.caller), core.listings
     known = listings.known.get(client)
     if known is None or known.digest != view.digest or known.changed is not None:
         result = await listings.tell(client, view, snapshot.revision, result)
-    return json_bytes(_stamped(result) if caller.era == "2026" else result)
+    return result
 
 
 async def _pass_through(request: RpcRequest) -> bytes:
@@ -258,9 +290,9 @@ METHODS: Mapping[str, Method] = {
 
 def client_name(info: object) -> str:
     """`name/version` as a client says it, bounded; its last slash parts the two."""
-    if not isinstance(info, dict):
-        return ""
-    return _written_name(*(str(info.get(key, ""))[:NAME_CHARS] for key in ("name", "version")))
+    said = info if isinstance(info, dict) else {}
+    name, version = said.get("name", ""), said.get("version", "")
+    return _written_name(str(name)[:NAME_CHARS], str(version)[:NAME_CHARS]) if said else ""
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
@@ -339,21 +371,20 @@ class Flight:
     """One request in flight, which its client can cancel, and which ends with its connection in
     2026; `with` raises Stopped where the client gave up on it."""
 
-    __slots__ = ("_flights", "_reply", "_task", "key", "stopped")
+    __slots__ = ("_calls", "_reply", "_task", "is_old", "key", "receive", "stopped")
 
     def __init__(self, request: RpcRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.stopped = False
+        self.stopped = self.is_old = False
+        self.receive = request.exchange.receive
         self._task = task
-        self._flights = request.core.calls.flights
+        self._calls = request.core.calls
         self.key: Key = (request.caller.session or "", comparable(request.message.id))
         self._reply = request.reply
-        if self._reply is not None:
-            # Only in the 2026 era does hanging up mean that the call is not wanted any more.
-            if request.caller.era == "2026":
-                self._reply.on_gone.append(self.stop)
-            self._reply.attend(request.exchange.receive)
+        # Only in the 2026 era does hanging up mean that the call is not wanted any more.
+        if self._reply is not None and request.caller.era == "2026":
+            self._reply.on_gone.append(self.stop)
 
     def stop(self, message: str | None = None) -> None:
         """Cancels the request; the message is for the call: its client said so."""
@@ -361,13 +392,19 @@ class Flight:
             self.stopped = True
             self._task.cancel(message)
 
+    def grow_old(self) -> None:
+        """Watches the connection of a request that is there for the second time."""
+        if self.is_old and self._reply is not None:
+            self._reply.attend(self.receive)
+        self.is_old = True
+
     def __enter__(self) -> None:
-        self._flights.add(self)
+        self._calls.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._flights.discard(self)
+        self._calls.flights.discard(self)
         if self._reply is not None:
             self._reply.dismiss()
         if self.stopped:
@@ -389,6 +426,21 @@ class Calls:
     def __init__(self) -> None:
         self.flights: set[Flight] = set()
         self._questions: dict[Key, asyncio.Future[Mapping[str, Any]]] = {}
+        self._is_looking = False
+
+    def begin(self, flight: Flight) -> None:
+        """Takes a request in; one look at all of them is cheaper than a timer for each."""
+        self.flights.add(flight)
+        if not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look)
+
+    def _look(self) -> None:
+        for flight in self.flights:
+            flight.grow_old()
+        self._is_looking = bool(self.flights)
+        if self._is_looking:
+            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look)
 
     def cancel(self, session: str, request_id: RequestId) -> bool:
         """Cancels what runs here under this id; False: nothing does."""

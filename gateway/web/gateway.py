@@ -18,7 +18,6 @@ from difflib import get_close_matches
 from typing import Any
 
 import structlog
-from cachetools import LRUCache
 from msgspec import Struct
 
 from gateway.azure.directory import AzureDirectory
@@ -268,14 +267,19 @@ class Gateway:
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded
         self.own_tools = {tool.name: tool for tool in own_tools}
         self._views: dict[tuple[object, ...], View] = {}
-        self._servings: LRUCache[tuple[int, str], Serving] = LRUCache(MAX_REMEMBERED)
-        catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
+        self._servings: dict[tuple[int, str], Serving] = {}
+        catalog.on_change(self._forget)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
 
     @property
     def snapshot(self) -> Snapshot:
         return self.catalog.current
+
+    def _forget(self) -> None:
+        """Lets go of views: they would hold all the tools that were replaced."""
+        self._views.clear()
+        self._servings.clear()
 
     def inquiry(self, caller: Caller) -> Inquiry:
         """What this caller asks, on the snapshot of this moment."""
@@ -286,13 +290,12 @@ class Gateway:
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
         """How this client is to be served."""
         key = (snapshot.revision, client)
-        if key not in self._servings:
-            self._servings[key] = find_serving(snapshot.settings.clients, client)
-        return self._servings[key]
-
-    def view(self, principal: Principal, scope: Scope) -> View:
-        """What the principal sees at this address now."""
-        return self.view_of(self.catalog.current, principal, scope)
+        found = self._servings.get(key)
+        if found is None:
+            if len(self._servings) >= MAX_REMEMBERED:
+                self._forget()
+            found = self._servings[key] = find_serving(snapshot.settings.clients, client)
+        return found
 
     def view_of(
         self, snapshot: Snapshot, principal: Principal, scope: Scope, form: Form = "full"
@@ -303,7 +306,7 @@ class Gateway:
         found = self._views.get(key)
         if found is None:
             if len(self._views) >= MAX_REMEMBERED:
-                self._views.clear()
+                self._forget()
             found = self._views[key] = self._shared_view(snapshot, principal, scope, form)
             self._wake_sleepers(snapshot, found)
         return found
@@ -323,18 +326,15 @@ class Gateway:
             if snapshot.connections[name].status == "pending":
                 self.wake(name)
 
-    def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
+    def input_schema(self, inquiry: Inquiry, name: str) -> bytes | None:
         """The input schema of a tool in the caller's view, as JSON."""
-        snapshot = self.catalog.current
-        seen = self.view_of(snapshot, principal, scope)
-        if name in seen.own:
+        if name in inquiry.view.own:
             return self.own_tools[name].schema
-        tool = snapshot.find(seen.direct, name, time.time())
+        tool = inquiry.snapshot.find(inquiry.view.direct, name, time.time())
         return tool.input_schema if tool else None
 
-    async def call(self, name: str, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    async def call(self, inquiry: Inquiry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The wire dict of a tool's result. Raises UnknownTool for what is not in the view."""
-        inquiry = self.inquiry(caller)
         tool = inquiry.snapshot.find(inquiry.view.direct, name, time.time())
         if inquiry.principal.withheld:
             self.check_scope(inquiry.principal, name, tool)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from mcp.client.client import Client
 
-from gateway.model import Principal, Scope
+from gateway.calls.record import Caller
+from gateway.model import Principal
 from tests.callers import api, names, own_call
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
 from tests.peers import items_api, provider, until
@@ -82,7 +83,7 @@ async def test_pages_from_either_make_one_list_while_tools_come_and_go(
     ):
         put = {"kind": "openapi", "spec": peer.spec}
         await toggled(first, one, two, name="shop", **put)
-        stays = {"shop_get_items", *one.app.gateway.view(Principal("local"), Scope()).own}
+        stays = {"shop_get_items", *one.app.gateway.inquiry(Caller(Principal("local"))).view.own}
         listed, cursor, come_and_go = list[str](), None, itertools.cycle(["aa", "mm", "zz"])
         for client in itertools.cycle([first, second]):
             page = await client.list_tools(cursor=cursor)

@@ -44,7 +44,8 @@ async def sdk_server() -> AsyncIterator[str]:
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         known = Caller(local, Scope(), "2026")
         try:
-            result = await toolbox.call(params.name, params.arguments or {}, known)
+            inquiry = toolbox.inquiry(known)
+            result = await toolbox.call(inquiry, params.name, params.arguments or {})
         except UnknownTool as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from error
         return types.CallToolResult.model_validate(result)

@@ -26,7 +26,7 @@ async def db(tmp_path: Any) -> AsyncIterator[Database]:
 
 
 def new(where: SealedSessions, capabilities: dict[str, Any] | None = None) -> bytes:
-    return where.create("ann", "2025-11-25", "client/1", capabilities or {"elicitation": {}})
+    return where.create("ann", "2025-11-25", "client/1", capabilities or {"elicitation": {}})[1]
 
 
 async def test_another_process_with_the_key_opens_what_this_one_made(db: Database) -> None:
@@ -91,6 +91,5 @@ async def test_ended_session_is_over_in_every_process(db: Database, heard: bool)
 async def test_a_header_holds_the_capabilities_that_are_acted_on(
     db: Database, capabilities: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    here = SealedSessions(SEAL, db)
-    opened = await here.open(new(here, capabilities), "ann")
+    opened = await SealedSessions(SEAL, db).open(new(SealedSessions(SEAL, db), capabilities), "ann")
     assert opened is not None and opened.capabilities == kept

@@ -28,10 +28,11 @@ from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.model import Principal, Scope, Tool, digest
 from gateway.outbound.client import Egress
+from gateway.policy.view import View
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.gateway import Gateway
+from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import host_rules
 from gateway.web.identity import Identity
 from tests.databases import empty_store
@@ -120,11 +121,16 @@ class Toolbox:
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
         return find_serving({}, client)
 
-    def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
-        found = self._tools(principal, scope).get(name)
+    def inquiry(self, caller: Caller) -> Inquiry:
+        view = self.view(caller.principal, caller.scope)
+        return Inquiry(cast(Gateway, self), caller, self.snapshot, cast(View, view))
+
+    def input_schema(self, inquiry: Inquiry, name: str) -> bytes | None:
+        found = self._tools(inquiry.principal, inquiry.caller.scope).get(name)
         return None if found is None else orjson.dumps(found["inputSchema"])
 
-    async def call(self, name: str, arguments: dict[str, Any], context: Caller) -> dict[str, Any]:
+    async def call(self, inquiry: Inquiry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        context = inquiry.caller
         if name not in self._tools(context.principal, context.scope):
             raise UnknownTool(name)
         self.calls.append((name, arguments, context))
