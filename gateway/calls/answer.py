@@ -28,6 +28,7 @@ import orjson
 from msgspec.structs import replace
 
 from gateway.calls.arguments import problem, step_into
+from gateway.calls.record import own_result
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import (
@@ -133,11 +134,8 @@ def preview_result(
         f"read_result and result_id {result_id!r}."
     )
     shown = {"truncated": True, "bytes": len(body), "result_id": result_id, "preview": preview}
-    return {
-        "content": [_text(f"{said} It begins:\n\n{preview}" if preview else said)],
-        "structuredContent": {**shown, "incomplete": True} if cut else shown,
-        "isError": False,
-    }
+    text = f"{said} It begins:\n\n{preview}" if preview else said
+    return own_result(text, {**shown, "incomplete": True} if cut else shown)
 
 
 def _preview(body: bytes, media_type: str) -> str:
@@ -230,7 +228,7 @@ def _error(answer: Answer, media_type: str) -> Result:
     shown = f"{error['message']}\n{error['hint']}"
     if text and said not in (text, text[:MAX_QUOTE_CHARS]):
         shown += f"\n\n{error['body']}"
-    return {"content": [_text(shown)], "isError": True, "structuredContent": {"error": error}}
+    return own_result(shown, {"error": error}, failed=True)
 
 
 _TELLING_HEADERS = (

@@ -21,9 +21,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import SequenceMatcher, get_close_matches
-from functools import cache, lru_cache
+from functools import lru_cache, reduce
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from jsonschema_rs import (
@@ -33,9 +34,6 @@ from jsonschema_rs import (
     ValidationError,
     ValidationErrorKind,
 )
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 
 from gateway.calls.redact import names_a_secret
 from gateway.errors import Fixable
@@ -121,8 +119,6 @@ class _Checker:
     def __init__(self, text: bytes) -> None:
         self.schema = _parsed(text)
         self._validator = _compiled(self.schema)
-        resource = DRAFT202012.create_resource(self.schema)
-        self._lookup = cache(Registry().with_resource("", resource).resolver().lookup)
         self._multiplies = self._is_large()
         self._steps = 0
 
@@ -193,12 +189,12 @@ class _Checker:
     # --- how much work it is ----------------------------------------------------------------------
 
     def _targets(self, part: Mapping[str, Any]) -> Iterator[Schema]:
-        """What the part refers to."""
+        """What the part refers to: parts of this schema, mostly under `$defs`."""
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(reference := part.get(key), str):
                 try:
-                    yield self._lookup(reference).contents
-                except Unresolvable:
+                    yield reduce(step_into, unquote(reference).split("/")[1:], self.schema)
+                except LookupError:
                     yield self.schema  # what nobody knows may be all of it
 
     def _is_large(self) -> bool:
@@ -351,33 +347,9 @@ def _worded(error: ValidationError, schema: Any) -> Iterator[dict[str, str]]:
     elif isinstance(kind, ValidationErrorKind.UnevaluatedProperties):
         for name in kind.as_dict()["unexpected"]:
             yield {"path": _pointer([*path, name]), "message": _unknown(None)}
-    elif (said := _in_words(error, schema)) is not None:
-        yield {"path": _pointer(path), "message": cut(said, MAX_QUOTE_CHARS)}
     else:
         words = error.message.replace(_MASK, _value(error), 1)
         yield {"path": _pointer(path), "message": cut(words, MAX_QUOTE_CHARS)}
-
-
-def _in_words(error: ValidationError, schema: Any) -> str | None:
-    """What to change, where the check itself can only tell of schemas; None where it tells more."""
-    kind, around = error.kind, _around(schema, error)
-    if isinstance(kind, ValidationErrorKind.FalseSchema):
-        return "is not allowed here: leave it out"
-    if isinstance(kind, ValidationErrorKind.PropertyNames):
-        return f"no property may have this name: {error.message.replace(_MASK, 'it', 1)}"
-    if isinstance(kind, ValidationErrorKind.Contains):
-        return f"lacks an item that must be there{_of_type(around.get('contains'))}"
-    if not isinstance(kind, ValidationErrorKind.Not):
-        return None
-    ruled_out = around.get("not")
-    if isinstance(ruled_out, dict) and (names := list_in(ruled_out, "required")):
-        return f"can't have {' together with '.join(map(str, names))}"
-    return f"{_value(error)} is ruled out{_of_type(ruled_out)}: it must be another value"
-
-
-def _of_type(schema: Any) -> str:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    return f" (of type {kind})" if isinstance(kind, str) else ""
 
 
 def _closest(

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.calls.answer import preview_result
+from gateway.calls.record import own_result
 from gateway.config.profiles import Serving
 from gateway.errors import CODES, GatewayError
 from gateway.limits import RESULT_SECONDS, SUMMARY_CHARS
@@ -144,17 +145,9 @@ def _repeats(text: str, structured: Any) -> bool:
 
 def value_result(value: dict[str, Any]) -> Result:
     """A result with this object as text and as structured content."""
-    return {
-        "content": [{"type": "text", "text": json_bytes(value).decode()}],
-        "structuredContent": value,
-        "isError": False,
-    }
+    return own_result(json_bytes(value).decode(), value)
 
 
 def error_result(error: GatewayError) -> Result:
     """A failed result: the sentence as text, code and hint as structured content."""
-    return {
-        "content": [{"type": "text", "text": error.sentence}],
-        "structuredContent": {"error": error.as_dict()},
-        "isError": True,
-    }
+    return own_result(error.sentence, {"error": error.as_dict()}, failed=True)

@@ -347,12 +347,12 @@ class HeldCalls:
         if state is None and not attempt.may_be_held:
             return await make(attempt)
         if state is None:
-            held = _Held(attempt, _bound_to(attempt), self.start(make(attempt)))
+            held = _Held(attempt, attempt.bound_to, self.start(make(attempt)))
             attempt.put = partial(self._put, held)
             return await self._listen(held)
         replica, id, round, *bound_to = state
         try:
-            if bound_to != _bound_to(attempt):
+            if bound_to != attempt.bound_to:
                 raise Fixable(
                     "invalid_arguments",
                     "The answer belongs to another call.",
@@ -442,7 +442,3 @@ class HeldCalls:
         return Overloaded(
             "busy", "The gateway was restarted before the answer came.", "Call again."
         )
-
-
-def _bound_to(attempt: Attempt) -> list[str]:
-    return [attempt.principal, attempt.tool.name, attempt.args_digest]

@@ -151,6 +151,11 @@ class Attempt(Struct):
             text = json.dumps(self.arguments, sort_keys=True).encode()
         return sha256(text).hexdigest()
 
+    @property
+    def bound_to(self) -> list[str]:
+        """Who calls what with which arguments: what a client hands back is good for this alone."""
+        return [self.principal, self.tool.name, self.args_digest]
+
     def execution(
         self,
         status: ExecutionStatus,
@@ -240,13 +245,8 @@ class Attempt(Struct):
         return self._own_result(status, f"{text} get_execution {self.id} tells how.", shown)
 
     def _own_result(self, status: ExecutionStatus, text: str, structured: Result) -> Result:
-        result = {
-            "content": [{"type": "text", "text": text}],
-            "structuredContent": structured,
-            "isError": "error" in structured,
-            "_meta": self.meta(status),
-        }
-        return with_token(result, self.token)
+        result = own_result(text, structured, failed="error" in structured)
+        return with_token({**result, "_meta": self.meta(status)}, self.token)
 
     def asking(self, status: ExecutionStatus, questions: Mapping[str, Any], state: str) -> Result:
         """Questions as a result (2026-07-28): the client answers by calling again."""
@@ -354,6 +354,12 @@ def _named(value: Any, name: str) -> Any:
         value = list(value.values())
     inside = map(_named, value, repeat(name)) if isinstance(value, list) else ()
     return next((found for found in inside if found is not None), None)
+
+
+def own_result(text: str, structured: Mapping[str, Any], *, failed: bool = False) -> Result:
+    """A result of our own: words for the model, structure for programs."""
+    content = [{"type": "text", "text": text}]
+    return {"content": content, "structuredContent": structured, "isError": failed}
 
 
 def with_token(result: Result, token: str | None) -> Result:

@@ -72,7 +72,7 @@ class SigningIn:
                 raise missing
             if await self._is_signed_in(attempt, auth, HELD_SECONDS):
                 return None
-        state = self.seal.seal_values(PURPOSE, *_bound_to(attempt))
+        state = self.seal.seal_values(PURPOSE, *attempt.bound_to)
         asked = {QUESTION: {"method": ELICIT, "params": _question(missing)}}
         return attempt.asking("pending_confirmation", asked, state)
 
@@ -83,7 +83,7 @@ class SigningIn:
         """
         caller = attempt.caller
         values = self.seal.open_values(PURPOSE, caller.request_state)
-        if values is None or values != _bound_to(attempt):
+        if values is None or values != attempt.bound_to:
             return None
         answer = (caller.input_responses or {}).get(QUESTION)
         caller.request_state = caller.input_responses = None
@@ -142,7 +142,3 @@ def _is_declined(asking: asyncio.Future[Any] | None) -> bool:
 
 def _is_accepted(answer: object) -> bool:
     return isinstance(answer, Mapping) and answer.get("action") == "accept"
-
-
-def _bound_to(attempt: Attempt) -> list[str]:
-    return [attempt.principal, attempt.tool.name, attempt.args_digest]
