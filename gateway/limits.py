@@ -8,17 +8,22 @@ from __future__ import annotations
 
 # --- all rooms ------------------------------------------------------------------------------------
 
-MAX_REMEMBERED = 4096  # names, addresses, tokens, views in a cache: each is found out again
+MAX_REMEMBERED = 8192  # names, tokens, views, sessions in a cache: each is found out again
 SETTLE_SECONDS = 0.2  # saves, requests, changes and rows that come together are taken together
 MOMENT_SECONDS = 2.0  # a wait nobody minds; and between two looks, where a signal may be lost
+REST_SECONDS = 1.0  # between two looks or reports, after a first failure, for a child to end
+DOUBT_SECONDS = 5.0  # for an upstream to show that it is alive; between two looks at what fails
 LONGEST_PAUSE_SECONDS = 300.0  # between two tries of what keeps failing, as we or others ask for
-FETCH_SECONDS = 5.0  # for something small that a caller waits for: keys, a link, a document
+FETCH_SECONDS = 5.0  # for something small that a caller waits for: a name, keys, a link, a document
+KEEP_SECONDS = 60.0  # what others said is believed: Azure's listings, a JWT, that a key is unknown
 CHARS_A_TOKEN = 4.6  # on average, as far as anybody can tell without the model's own counting
 LARGE_BYTES = 256 * 1024  # of an answer: a larger one waits for room, and for a worker to read it
+MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of an API, unless max_output_bytes is more; of a whole list
 STEP_BYTES = 65_536  # at a time, of a body or an answer: a millisecond's work
 NAME_CHARS = 128  # of a name, a title, a client, a value on one line
 MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
 PREVIEW_CHARS = 2_000  # of a large answer or a long description, some 430 tokens
+PAGE_ENTRIES = 100  # of a list or an array, where the caller does not say how many
 MAX_LIST_PAGES = 50  # of Azure: a list without end has to end somewhere
 DECODINGS = 6  # of a path that is encoded over and over; one that is not plain by then is refused
 
@@ -26,7 +31,6 @@ DECODINGS = 6  # of a path that is encoded over and over; one that is not plain 
 
 MAX_EXCHANGES = 1024  # at a time, more wait: calls are bounded below, upstreams' streams are not
 IDLE_SECONDS = 4.0  # of a kept connection: Node and uvicorn close theirs after five
-LOOKUP_SECONDS = 3.0  # for a name to be resolved where nothing is dialled yet
 REMEMBER_SECONDS = 10.0  # what a name means, and whether TLS files are as they were
 MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again inside a result
 
@@ -70,17 +74,14 @@ READER_BYTES = 160 * 1024 * 1024  # of a reader's memory; a definition like GitH
 
 # --- upstream -------------------------------------------------------------------------------------
 
-REST_SECONDS = 1.0  # after a first failure, between two reports of a change, for a child to end
 LONGEST_REST_SECONDS = 60.0  # after many failures, between two looks, for a child to come up
 HELD_SECONDS = 10.0  # a session that lived so long was no crash; and for an upstream to take a word
-DOUBT_SECONDS = 5.0  # for an upstream to show that it is alive, and between two such looks
 LISTEN_SECONDS = 600.0  # then a stream of notices is opened anew: it may have gone deaf
 UNUSED_SECONDS = 1800.0  # then a principal's own session is ended
 LAST_BYTES_SECONDS = 0.02  # for the end of an answer, so that its connection can be used again
 MAX_PENDING = 128  # calls on a session, messages that wait for one of them, lines of a child's log
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024  # of a server, or of a client on standard input
 MAX_CONTAINERS = 250_000  # of a message: read in some 30 ms; 8 MB of them would take half a second
-MAX_LISTING_BYTES = 16 * 1024 * 1024  # of all pages of a list, of a definition's other schemas
 MAX_ROUNDS = 10  # of questions before an answer, of streams for one answer
 
 # --- azure ----------------------------------------------------------------------------------------
@@ -88,7 +89,6 @@ MAX_ROUNDS = 10  # of questions before an answer, of streams for one answer
 AZURE_BYTES = 32 * 1024 * 1024  # of one answer: the list of all connectors is one page
 AZURE_TRIES = 3  # of a request that Azure throttles
 AZURE_PAUSE_SECONDS = 10.0  # that Azure may ask for; a longer one is told instead of waited for
-KEEP_SECONDS = 60.0  # of listings, definitions, links to sign in: then asked again
 LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left open
 
 # --- catalog --------------------------------------------------------------------------------------
@@ -96,10 +96,7 @@ LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left
 DEFINITION_SECONDS = 4.5  # for one to be fetched, where the connection says nothing
 DEFINITION_CACHE_BYTES = 8 * 1024 * 1024  # of definitions that a put after a preview finds again
 DEFINITION_REDIRECTS = 5  # on the way to one, on the same host
-BUILD_SECONDS = 20.0  # for a reader process that hangs: it is held to its CPU time besides
 PARALLEL_REFRESHES = 8
-CATALOG_LOOK_SECONDS = 1.0  # between two looks at what is due, or at a store that is away
-FIRST_PAUSE_SECONDS = 5.0  # after a look that failed, twice as long after each
 COMPARED_NODES = 20_000  # of two schemas; what lies beyond counts as changed
 FORMER_NAME_SECONDS = 30 * 86_400.0  # a tool that was renamed answers to the name it had
 SEARCH_CHARS = 400  # of a question
@@ -114,10 +111,8 @@ MAX_WAITING_CALLS = 256  # for a slot or for an answer of their client: beyond, 
 FAILURES_TO_OPEN = 5  # in a row, then the API is left alone for a while
 OPEN_SECONDS = 10.0  # after which one call tries again
 
-MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of an API's answer, unless max_output_bytes is more
 LARGE_ANSWERS = 4  # that are held at the same time: each may take MAX_ANSWER_BYTES
 RESULT_SECONDS = 3600.0  # a model that works with a large answer reads it within the hour
-DEFAULT_ITEMS = 100  # of a large array that are read at once
 MAX_RECORDED_BYTES = 16 * 1024  # of arguments or output in the ledger: a history, no archive
 MAX_TOLD_ITEMS = 20  # problems or names that are listed one by one
 
@@ -156,8 +151,6 @@ STORE_WRITE_SECONDS = 2 * STORE_STATEMENT_SECONDS
 # Bytes that a burst may take: rows that wait in memory while the store is away, and the write-ahead
 # log that SQLite keeps afterwards.
 STORE_BURST_BYTES = 32 * 2**20
-# Between two tries to reach a store that is away.
-STORE_RETRY_SECONDS = 0.5
 # Between two looks at what other processes told, where nothing wakes a reader (SQLite).
 STORE_LOOK_SECONDS = 0.1
 # A process says that it is alive this often, and is taken for dead after five beats that failed.
@@ -175,7 +168,6 @@ PASSPHRASE_CHARS = 16
 # --- mcp ------------------------------------------------------------------------------------------
 
 SESSION_SECONDS = 7 * 24 * 3600.0  # a session of the 2025 era; and "always allow" in one
-MAX_SESSIONS = 8192  # that a process remembers something of; what it forgets is found out again
 MAX_BATCH = 50  # requests in one body (2025-03-26): each takes a place among the calls
 MAX_QUEUED = 256  # messages that wait for one slow reader; what is beyond is dropped
 MAX_STREAMS_PER_PRINCIPAL = 1024
@@ -194,10 +186,8 @@ PING_SECONDS = 15.0  # proxies end streams that are silent for longer
 STREAMS_A_PRINCIPAL = 32  # of the live feed and of console pages, in one process
 FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or names by trying
 ALL_FAILURES_A_MINUTE = 60
-VERIFIED_SECONDS = 60.0  # a JWT, and that an issuer has no such key, are looked at again then
 SIGNING_KEYS_KEPT_SECONDS = 600.0  # a key that its issuer took back is good no longer than this
 PATH_CHARS = 4096  # of a raw request: every way to read it is looked at
-PAGE_ENTRIES = 100  # of a list, where the caller does not say how many
 SEARCH_ENTRIES = 10  # of a search by words: a model reads them all
 SUMMARY_CHARS = 200  # of a text in a list that is read to choose from
 

@@ -18,7 +18,7 @@ from bench.soak.clients import Client, Errand, Tally, client, once, repeat
 from bench.soak.samples import Sample, Watch, watch
 from bench.soak.verdict import Course
 from bench.soak.world import CALLERS, World, world
-from gateway.limits import MAX_SESSIONS
+from gateway.limits import MAX_REMEMBERED
 from tests.mcp.speakers import Era
 
 SAMPLES = 120
@@ -70,7 +70,7 @@ async def _rehearse(around: World, tally: Tally) -> None:
         crowd = await _crowd(stack, around, tally, at_most=1)
         await asyncio.gather(*(once(one, errand) for one, errand, _ in crowd))
         one, _, _ = crowd[0]
-        for _ in range(MAX_SESSIONS // AT_ONCE + 1):
+        for _ in range(MAX_REMEMBERED // AT_ONCE + 1):
             await asyncio.gather(*(_open_a_session(one) for _ in range(AT_ONCE)))
 
 

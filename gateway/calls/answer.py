@@ -32,11 +32,11 @@ from gateway.calls.record import own_result
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import (
-    DEFAULT_ITEMS,
     LARGE_BYTES,
     MAX_QUOTE_CHARS,
     MAX_REMEMBERED,
     MAX_TOLD_ITEMS,
+    PAGE_ENTRIES,
     PREVIEW_CHARS,
     STEP_BYTES,
 )
@@ -339,7 +339,7 @@ def _characters(text: str, offset: int, limit: int, most: int) -> dict[str, Any]
 def _items(items: list[Any], pointer: str, offset: int, limit: int, most: int) -> dict[str, Any]:
     value: list[Any] = []
     size = 0
-    for item in items[offset : offset + (limit or DEFAULT_ITEMS)]:
+    for item in items[offset : offset + (limit or PAGE_ENTRIES)]:
         size += len(orjson.dumps(item)) + 1
         if size > most:
             break

@@ -60,7 +60,7 @@ from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
-from gateway.limits import CATALOG_LOOK_SECONDS, PARALLEL_REFRESHES, SETTLE_SECONDS
+from gateway.limits import PARALLEL_REFRESHES, REST_SECONDS, SETTLE_SECONDS
 from gateway.model import Build, Found, Level, Problem, RawDefinition
 from gateway.store import catalog as store
 from gateway.store.catalog import StoredCatalog
@@ -140,7 +140,7 @@ class Catalog:
                     await self._take(self.current.settings)
             except GatewayError as error:
                 log.warning("changes of other processes not read", error=error.message)
-                await asyncio.sleep(CATALOG_LOOK_SECONDS)
+                await asyncio.sleep(REST_SECONDS)
                 self._behind.set()
 
     async def put(

@@ -45,7 +45,6 @@ from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import build_upstream
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, UpstreamFailed
 from gateway.limits import (
-    BUILD_SECONDS,
     DEFINITION_CACHE_BYTES,
     DEFINITION_REDIRECTS,
     DEFINITION_SECONDS,
@@ -203,7 +202,7 @@ class Discoverer:
             build = await asyncio.to_thread(_build_listing, definition.raw, source)
         else:
             source = replace(source, given=look.given_names)
-            build = await self.workers.build(definition.packed, source, deadline=BUILD_SECONDS)
+            build = await self.workers.build(definition.packed, source)
         return Found(build, definition, key)
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:

@@ -25,12 +25,7 @@ from gateway.azure.directory import LISTING
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import file_of
 from gateway.errors import GatewayError
-from gateway.limits import (
-    CATALOG_LOOK_SECONDS,
-    FIRST_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    SETTLE_SECONDS,
-)
+from gateway.limits import DOUBT_SECONDS, LONGEST_PAUSE_SECONDS, REST_SECONDS, SETTLE_SECONDS
 from gateway.model import Problem
 from gateway.store.catalog import StoredCatalog, load_validation, save_validation
 from gateway.store.cluster import heard_within
@@ -67,7 +62,7 @@ class Schedule:
         """Refreshes what is due, for ever."""
         async with asyncio.TaskGroup() as looks:
             while True:
-                await heard_within(self._wake, CATALOG_LOOK_SECONDS)
+                await heard_within(self._wake, REST_SECONDS)
                 for names in self._ready():
                     self._looking |= names
                     looks.create_task(self._refresh(names))
@@ -101,7 +96,7 @@ class Schedule:
     async def advise(self) -> None:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
         while True:
-            await asyncio.sleep(CATALOG_LOOK_SECONDS)  # first: nobody waits for advice at the start
+            await asyncio.sleep(REST_SECONDS)  # first: nobody waits for advice at the start
             for name in list(self._catalog.current.connections):
                 await self._advise_on(name)
 
@@ -171,7 +166,7 @@ class Pauses:
 
     def is_over(self, name: str, now: float) -> bool:
         """Whether it is time for the next try of what is failing."""
-        pause, until = self._pauses.get(name, (FIRST_PAUSE_SECONDS / 2, 0.0))
+        pause, until = self._pauses.get(name, (DOUBT_SECONDS / 2, 0.0))
         if now < until:
             return False
         pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

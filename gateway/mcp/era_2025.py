@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.calls.record import Caller
 from gateway.errors import GatewayError
-from gateway.limits import MAX_BATCH, MAX_SESSIONS, SESSION_SECONDS
+from gateway.limits import MAX_BATCH, MAX_REMEMBERED, SESSION_SECONDS
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -91,7 +91,7 @@ class SealedSessions:
         self._seal = seal
         self._db = db
         self._clock = clock
-        self._opened: LRUCache[bytes, SealedSession] = LRUCache(MAX_SESSIONS)
+        self._opened: LRUCache[bytes, SealedSession] = LRUCache(MAX_REMEMBERED)
 
     def __len__(self) -> int:
         """How many sessions that are not over this process has lately heard from."""

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from gateway.calls.record import with_line
 from gateway.errors import GatewayError
-from gateway.limits import MAX_SESSIONS, MAX_TOLD_NAMES, MOMENT_SECONDS
+from gateway.limits import MAX_REMEMBERED, MAX_TOLD_NAMES, MOMENT_SECONDS
 from gateway.model import Result
 from gateway.policy.view import View
 from gateway.store.database import Database
@@ -43,7 +43,7 @@ class Listings:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self.known: LRUCache[ListHolder, HeldList] = LRUCache(MAX_SESSIONS)
+        self.known: LRUCache[ListHolder, HeldList] = LRUCache(MAX_REMEMBERED)
 
     def begin(self, client: ListHolder, view: View, revision: int) -> None:
         """The client is a new one: it has no list, and the store need not be asked."""

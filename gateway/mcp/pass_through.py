@@ -28,7 +28,7 @@ from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError
-from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_SESSIONS, MOMENT_SECONDS
+from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_REMEMBERED, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
 from gateway.model import Principal, Scope
@@ -86,7 +86,7 @@ class PassThrough:
         self._upstreams = requests.upstreams
         self.prepared = PreparedConnections()
         # What each server last listed to a principal, by server, principal and kind.
-        self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_SESSIONS)
+        self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_REMEMBERED)
         self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
         self._upstreams.on_notification = self._hear
 

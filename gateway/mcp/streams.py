@@ -37,7 +37,7 @@ from gateway.errors import GatewayError, Overloaded, Unauthenticated, UpstreamRe
 from gateway.limits import (
     LINGER_SECONDS,
     MAX_QUEUED,
-    MAX_SESSIONS,
+    MAX_REMEMBERED,
     MAX_STREAMS_PER_PRINCIPAL,
     MAX_WATCHED,
     MOMENT_SECONDS,
@@ -124,7 +124,7 @@ class Streams:
         self._offers = offers
         self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()  # by principal: some have very many
-        self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_SESSIONS)
+        self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_REMEMBERED)
         self._closing = False
         self._woken = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -282,7 +282,7 @@ class Wishes:
         self._linger = linger  # for a client to open its stream, or to open it again
         self._own_name = secrets.token_hex(8)
         # The one that was used least of late makes room.
-        self._holders: LRUCache[str, Holder] = LRUCache(MAX_SESSIONS)
+        self._holders: LRUCache[str, Holder] = LRUCache(MAX_REMEMBERED)
         self._told: defaultdict[str, set[Watched]] = defaultdict(set)  # by principal
         self._settling: dict[str, asyncio.Task[None]] = {}  # by principal
         self._upstreams.log_level = self._lowest_level

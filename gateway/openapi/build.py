@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway import naming
-from gateway.limits import MAX_LISTING_BYTES, MAX_PROBLEMS
+from gateway.limits import MAX_ANSWER_BYTES, MAX_PROBLEMS
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -231,7 +231,7 @@ class _Work:
         whole = bundle.whole_input(plan.input, self.taken)
         packed = pack(whole) if whole else b""
         self.whole_bytes += len(packed)
-        return packed if self.whole_bytes <= MAX_LISTING_BYTES else b""
+        return packed if self.whole_bytes <= MAX_ANSWER_BYTES else b""
 
     def checked_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
         """The API keys that the definition declares; a word where the connection's does not fit."""
@@ -364,7 +364,7 @@ def _accept(contents: Sequence[Content], listed: Sequence[Raw]) -> str:
 
 
 def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
-    if work.answer_bytes > MAX_LISTING_BYTES:
+    if work.answer_bytes > MAX_ANSWER_BYTES:
         return None  # a comfort that is not worth more
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":

@@ -34,7 +34,7 @@ from cachetools import TTLCache
 from yarl import URL
 
 from gateway.errors import Fixable, Refused
-from gateway.limits import LOOKUP_SECONDS, MAX_REMEMBERED, REMEMBER_SECONDS
+from gateway.limits import FETCH_SECONDS, MAX_REMEMBERED, REMEMBER_SECONDS
 from gateway.model import TlsFiles
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -190,7 +190,7 @@ class Judge(AbstractResolver):
         if self.proxy is not None:
             await self.check_behind_proxy(host)
         else:
-            async with asyncio.timeout(LOOKUP_SECONDS):
+            async with asyncio.timeout(FETCH_SECONDS):
                 self._permitted(host, await self._look_up(host))
 
     async def check_behind_proxy(self, host: str) -> None:
@@ -201,7 +201,7 @@ class Judge(AbstractResolver):
         if host in self._left_to_proxy:
             return
         try:
-            async with asyncio.timeout(LOOKUP_SECONDS):
+            async with asyncio.timeout(FETCH_SECONDS):
                 found = await self._addresses(host)
         except OSError:
             self._left_to_proxy[host] = True

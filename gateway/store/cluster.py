@@ -236,7 +236,7 @@ class Signals:
                 if not broken:
                     log.warning("store_notifications_lost", error=type(error).__name__)
                 broken = True
-                await asyncio.sleep(limits.STORE_RETRY_SECONDS)
+                await asyncio.sleep(limits.REST_SECONDS)
 
     async def _look(self, db: Database) -> None:
         revision, signals = await db.read(self._news)

@@ -168,7 +168,7 @@ class Database:
             elif self._closing:
                 return
             elif not stored:
-                self._wake_in(limits.STORE_RETRY_SECONDS)
+                self._wake_in(limits.REST_SECONDS)
 
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._wake.set)

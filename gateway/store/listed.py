@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 from sqlalchemy import Connection, delete, select, tuple_, update
 
-from gateway.limits import FORMER_NAME_SECONDS, MAX_SESSIONS, RESULT_SECONDS, SESSION_SECONDS
+from gateway.limits import FORMER_NAME_SECONDS, MAX_REMEMBERED, RESULT_SECONDS, SESSION_SECONDS
 from gateway.model import json_bytes, pack, unpack
 from gateway.store import tables
 from gateway.store.database import Database, insert_new, signal, upsert
@@ -88,6 +88,6 @@ def _forget_oldest(tx: Connection, principal: str) -> None:
     """A principal's clients call themselves what they like: so many are remembered."""
     keys = _listed.primary_key.columns
     mine = select(*keys).filter_by(principal=principal).order_by(_listed.c.expires_at.desc())
-    beyond = tx.execute(mine.offset(MAX_SESSIONS)).all()
+    beyond = tx.execute(mine.offset(MAX_REMEMBERED)).all()
     if beyond:
         tx.execute(delete(_listed).where(tuple_(*keys).in_([tuple(row) for row in beyond])))

@@ -25,7 +25,7 @@ from mcp_types import (
 
 from gateway import __version__
 from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefused
-from gateway.limits import HELD_SECONDS, MAX_CONTAINERS, MAX_LISTING_BYTES, MAX_QUOTE_CHARS
+from gateway.limits import HELD_SECONDS, MAX_ANSWER_BYTES, MAX_CONTAINERS, MAX_QUOTE_CHARS
 from gateway.model import digest
 from gateway.naming import cut, visible
 
@@ -305,7 +305,7 @@ async def every_page(
             kept, length = _storable(item)
             items.append(kept)
             size += length
-        if size > MAX_LISTING_BYTES or cursor in seen:
+        if size > MAX_ANSWER_BYTES or cursor in seen:
             raise broken(upstream, f"has a list of {of} that does not end within its bounds")
         if not isinstance(cursor, str):
             return items

@@ -36,11 +36,11 @@ from starlette.responses import Response
 from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, PrincipalSettings, Settings
 from gateway.errors import Unauthenticated
 from gateway.limits import (
+    KEEP_SECONDS,
     LINK_SECONDS,
     MAX_REMEMBERED,
     SIGNED_IN_SECONDS,
     SIGNING_KEYS_KEPT_SECONDS,
-    VERIFIED_SECONDS,
 )
 from gateway.model import Principal, Scope
 from gateway.policy.access import configured_principal
@@ -140,7 +140,7 @@ class Identity:
         verified, now = self._verified.get(digest), self._clock()
         if verified is None or verified.until <= now:
             found = self._open(token) if mode == "oauth" else await self._verify(token)
-            until = min(found.until, now + VERIFIED_SECONDS)
+            until = min(found.until, now + KEEP_SECONDS)
             verified = self._verified[digest] = found._replace(until=until)
         if verified.address not in (None, address):
             raise Unauthenticated("The token is for another address")
@@ -300,7 +300,7 @@ class SigningKeys:
         """The key a token says it was signed with. Raises jwt.PyJWTError if there is none."""
         kid = jwt.get_unverified_header(token).get("kid")
         async with self.lock:
-            enough = VERIFIED_SECONDS if self._find(kid) is None else SIGNING_KEYS_KEPT_SECONDS
+            enough = KEEP_SECONDS if self._find(kid) is None else SIGNING_KEYS_KEPT_SECONDS
             if self.clock() - self.looked >= enough:
                 self.looked = self.clock()
                 await self._refresh()

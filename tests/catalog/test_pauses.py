@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.catalog.schedule import Pauses
-from gateway.limits import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from gateway.limits import DOUBT_SECONDS, LONGEST_PAUSE_SECONDS
 
 
 def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_success() -> None:
@@ -14,9 +14,9 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_success() -> None:
         if pauses.is_over("a", now):
             tries.append(now)
     gaps = [later - earlier for earlier, later in zip([1000.0, *tries], tries, strict=False)]
-    assert FIRST_PAUSE_SECONDS * 0.8 <= gaps[0] <= FIRST_PAUSE_SECONDS * 1.2 + 1
+    assert DOUBT_SECONDS * 0.8 <= gaps[0] <= DOUBT_SECONDS * 1.2 + 1
     assert gaps[1] > gaps[0] * 1.2 and gaps[2] > gaps[1] * 1.2
     assert LONGEST_PAUSE_SECONDS * 0.8 <= gaps[-1] <= LONGEST_PAUSE_SECONDS * 1.2 + 1
     pauses.end("a")
     assert not pauses.is_over("a", now)
-    assert pauses.is_over("a", now + FIRST_PAUSE_SECONDS * 1.2)
+    assert pauses.is_over("a", now + DOUBT_SECONDS * 1.2)
