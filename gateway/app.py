@@ -293,7 +293,7 @@ class Assembly:
         sign_in = SigningIn(self.credentials, seal, signals, lambda: approvals.draining).ensure
         invoker = Invoker(prepared, send, approvals, sign_in)
         parts = (catalog, invoker, approvals, db, feed, self.directory, self.keeper)
-        self.gateway = Gateway(*parts, work, OWN_TOOLS)
+        self.gateway = Gateway(*parts, work, {tool.name: tool for tool in OWN_TOOLS})
         self.gateway.wake = self.schedule.wake
         if (traced := tracer()) is not None:
             invoker.on_finished(traced[0])

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -38,16 +39,16 @@ Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
 Mark = tuple[Path, int, int, int]  # a file as it was saved: where, when, how large, which one
 
 
+@dataclass(eq=False)
 class Schedule:
     """Looks at connections when it is time."""
 
-    def __init__(
-        self, catalog: Catalog, stored: StoredCatalog, advise: Advise, folder: Path
-    ) -> None:
-        self._catalog = catalog
-        self._stored = stored
-        self._advise = advise
-        self._folder = folder  # what paths of definitions count from
+    catalog: Catalog
+    stored: StoredCatalog
+    ask_validator: Advise
+    folder: Path  # what paths of definitions count from
+
+    def __post_init__(self) -> None:
         self._woken: set[str] = set()
         self._looking: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
@@ -88,8 +89,8 @@ class Schedule:
 
     def _files(self) -> dict[str, Path]:
         return {
-            name: self._folder / file
-            for name, state in self._catalog.current.connections.items()
+            name: self.folder / file
+            for name, state in self.catalog.current.connections.items()
             if state.settings.is_active and (file := file_of(state.settings)) is not None
         }
 
@@ -97,12 +98,12 @@ class Schedule:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
         while True:
             await asyncio.sleep(REST_SECONDS)  # first: nobody waits for advice at the start
-            for name in list(self._catalog.current.connections):
+            for name in list(self.catalog.current.connections):
                 await self._advise_on(name)
 
     def _ready(self) -> list[set[str]]:
         """Who is looked at now: each that asked by itself, what is due so many at once."""
-        connections = self._catalog.current.connections
+        connections = self.catalog.current.connections
         due = {
             state.name
             for state in connections.values()
@@ -117,9 +118,9 @@ class Schedule:
     async def _refresh(self, names: set[str]) -> None:
         try:
             if LISTING in names:
-                await self._catalog.refresh_group(by="schedule")
+                await self.catalog.refresh_group(by="schedule")
             else:
-                await self._catalog.refresh(names, by="schedule")
+                await self.catalog.refresh(names, by="schedule")
         except GatewayError as error:  # the store, or a connection that is gone: look again later
             log.warning("scheduled refresh failed", error=error.message)
         finally:
@@ -128,7 +129,7 @@ class Schedule:
                 self._wake.set()
 
     def _group_if_due(self) -> set[str]:
-        azure, failing = self._catalog.current.settings.azure, bool(self._catalog.group_problem)
+        azure, failing = self.catalog.current.settings.azure, bool(self.catalog.group_problem)
         due = azure and self._is_due(LISTING, failing, azure.refresh_seconds)
         return {LISTING} if due else set()
 
@@ -137,25 +138,25 @@ class Schedule:
         if failing:
             return self._pauses.is_over(name, now)
         self._pauses.end(name)
-        return bool(every and now - self._catalog.refreshed_at.get(name, 0) >= every)
+        return bool(every and now - self.catalog.refreshed_at.get(name, 0) >= every)
 
     async def _advise_on(self, name: str) -> None:
-        state = self._catalog.current.connections.get(name)
+        state = self.catalog.current.connections.get(name)
         if state is None or state.found is None or state.settings.kind not in ADVISED_KINDS:
             return
-        definition, db = state.found.definition, self._stored.db
+        definition, db = state.found.definition, self.stored.db
         sha256 = definition.sha256
-        if sha256 in self._catalog.advice:
+        if sha256 in self.catalog.advice:
             return
         try:
             known = await load_validation(db, sha256)
             if known is None:
-                known = await self._advise((await self._stored.whole(name, definition)).packed)
+                known = await self.ask_validator((await self.stored.whole(name, definition)).packed)
                 await save_validation(db, sha256, known, time.time())
         except GatewayError as error:
             log.warning("definition not validated", connection=name, error=error.message)
             known = ()
-        self._catalog.take_advice(sha256, known)
+        self.catalog.take_advice(sha256, known)
 
 
 class Pauses:

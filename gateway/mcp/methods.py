@@ -13,6 +13,7 @@ import asyncio
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any
@@ -76,21 +77,17 @@ LIST_END = b',"resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":%
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class Core:
     """What all requests share."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        identity: Identity,
-        pass_through: PassThrough,
-        listings: Listings,
-    ) -> None:
-        self.gateway = gateway
-        self.listings = listings
-        self.identity = identity
-        self.pass_through = pass_through
-        self.streams = pass_through.streams
+    gateway: Gateway
+    identity: Identity
+    pass_through: PassThrough
+    listings: Listings
+
+    def __post_init__(self) -> None:
+        self.streams = self.pass_through.streams
         self.calls = Calls()
 
     def look(self, caller: Caller) -> tuple[Snapshot, View, Serving]:

@@ -177,11 +177,6 @@ class Inquiry(Struct, frozen=True):
         asked = await approvals.approvals_of(self.gateway.db, [each.id for each in executions])
         return [execution_record(each, asked.get(each.id)) for each in executions]
 
-    async def record(self, id: str) -> dict[str, Any]:
-        """One execution, if it exists for the caller."""
-        [record] = await self.records([await self.execution(id)])
-        return record
-
     async def cancel(self, id: str) -> Execution:
         """Ends a call that runs or waits, where it can still be ended; how it is then."""
         gateway, execution = self.gateway, await self.execution(id)
@@ -239,36 +234,27 @@ class ServedTool(OwnTool):
     gives_result: bool = False  # another tool's result, as it is, and not a value
 
 
+@dataclass(eq=False)
 class Gateway:
     """What the gateway serves over MCP, REST and the console."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        invoker: Invoker,
-        approvals: Approvals,
-        db: Database,
-        feed: Feed,
-        directory: AzureDirectory,
-        keeper: Keeper,
-        work: Work,
-        own_tools: Sequence[ServedTool],
-    ) -> None:
-        self.catalog = catalog
-        self.invoker = invoker
-        self.approvals = approvals
-        self.db = db
-        self.feed = feed
-        self.directory = directory
-        self.keeper = keeper
-        self.work = work
-        self.wake: Callable[[str], None] = lambda name: None
-        self.unknown_calls = 0
+    catalog: Catalog
+    invoker: Invoker
+    approvals: Approvals
+    db: Database
+    feed: Feed
+    directory: AzureDirectory
+    keeper: Keeper
+    work: Work
+    own_tools: Mapping[str, ServedTool]
+    wake: Callable[[str], None] = lambda name: None  # has a connection looked at soon
+    unknown_calls: int = 0
+
+    def __post_init__(self) -> None:
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded
-        self.own_tools = {tool.name: tool for tool in own_tools}
         self._views: dict[tuple[object, ...], View] = {}
         self._servings: dict[tuple[int, str], Serving] = {}
-        catalog.on_change(self._forget)
+        self.catalog.on_change(self._forget)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
 

@@ -389,8 +389,10 @@ class ConsoleSessions:
     async def open_by_token(self, token: str) -> str:
         """The cookie for a token of the person's own, which MCP and REST would take too."""
         principal = await self._identity.person_with(token.strip())
-        until = _expiry(token) if self._identity.auth.mode == "jwt" else math.inf
-        return self._cookie(principal, until)
+        if self._identity.auth.mode != "jwt":
+            return self._cookie(principal)
+        claims = jwt.decode(token.strip(), options={"verify_signature": False})
+        return self._cookie(principal, float(claims["exp"]))
 
     def open_for(self, person: Principal) -> str:
         """The cookie for a person whom the OpenID provider has signed in."""
@@ -450,8 +452,3 @@ def set_session_cookie(response: Response, cookie: str, public_url: str) -> None
         httponly=True,
         samesite="lax",
     )
-
-
-def _expiry(token: str) -> float:
-    """When a token that was verified expires."""
-    return float(jwt.decode(token.strip(), options={"verify_signature": False})["exp"])

@@ -309,16 +309,14 @@ async def list_executions(
     wanted = Filter(status, tool, connection, whose, token, *times, inquiry.overseen(), id)
     await db.settle()
     page = await ledger.list_executions(db, wanted, limit=limit, cursor=cursor or None)
-    return {
-        "executions": await inquiry.records(page.executions),
-        "next": page.next,
-    }
+    return {"executions": await inquiry.records(page.executions), "next": page.next}
 
 
 @own_tool("all", "Get an execution")
 async def get_execution(inquiry: Inquiry, id: Text) -> Shown:
     """One past or running call with its state and result."""
-    return await inquiry.record(id)
+    [record] = await inquiry.records([await inquiry.execution(id)])
+    return record
 
 
 @own_tool("all", "Find an execution")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import orjson
 
@@ -103,8 +103,8 @@ def plain_path(path: str) -> tuple[str, dict[str, Any]]:
     if has_dot_segments(plain):
         raise _not_allowed("The path hides dot segments.")
     inline: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        inline[name] = [*_as_list(inline[name]), value] if name in inline else value
+    for name, values in parse_qs(query, keep_blank_values=True).items():
+        inline[name] = values if len(values) > 1 else values[0]
     return plain.replace("{", "%7B").replace("}", "%7D"), inline
 
 
@@ -230,10 +230,6 @@ def _tool(
         fingerprint=sha256(orjson.dumps([NAME, *bound])),
         http=operation,
     )
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _not_allowed(hint: str) -> Refused:

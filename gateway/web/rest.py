@@ -197,7 +197,16 @@ _ERRORS = (GatewayError, HTTPException, ConnectionError, Exception)
 
 
 async def capabilities(inquiry: Inquiry) -> Shown:
-    return shown.capabilities(inquiry.snapshot, inquiry.principal, inquiry.connections())
+    """Who the caller is, and what it may do with each connection that exists for it."""
+    snapshot, principal = inquiry.snapshot, inquiry.principal
+    connections = {
+        state.name: {"provider": state.settings.kind, "status": state.status}
+        | shown.access_row(snapshot, principal, state)
+        for state in inquiry.connections()
+    }
+    names = ("admin", "organization", "role")
+    about = {name: getattr(principal, name) for name in names}
+    return {"principal": principal.name, **about, "connections": connections}
 
 
 async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -> Shown:

@@ -8,7 +8,7 @@ options whose names speak of credentials, and what addresses have in their query
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,26 +104,6 @@ def step_view(seen: View) -> dict[str, Any]:
         ],
         "bundle_ids": list(seen.bundle_ids),
         "servers": sorted({tool.connection for tool in tools.values()}),
-    }
-
-
-def capabilities(
-    snapshot: Snapshot, principal: Principal, states: Iterable[ConnectionState]
-) -> dict[str, Any]:
-    """Who the caller is, and what it may do with each connection that exists for it."""
-    return {
-        "principal": principal.name,
-        "admin": principal.admin,
-        "organization": principal.organization,
-        "role": principal.role,
-        "connections": {
-            state.name: {
-                "provider": state.settings.kind,
-                "status": state.status,
-                **access_row(snapshot, principal, state),
-            }
-            for state in states
-        },
     }
 
 
@@ -242,15 +222,9 @@ def timeline(execution: Execution, approval: Approval | None) -> list[dict[str, 
 
 def _sent_at(execution: Execution, steps: Sequence[Mapping[str, Any]]) -> float | None:
     """When a call was sent; None if it was not."""
-    kept: Mapping[str, Any] = execution.result or {}
-    at: float | None = kept.get("sent_at")
-    if "sent_at" in kept:
-        return at
-    if execution.status in ("executing", "unknown"):
+    at: float | None = (execution.result or {}).get("sent_at")
+    if at is None and execution.status in ("executing", "unknown"):
         at = max([execution.created_at, *(step["at"] for step in steps)])
-    elif execution.status == "completed" or execution.upstream_status is not None:  # of old records
-        took = kept.get("upstream_ms", kept.get("duration_ms", 0.0))
-        at = (execution.finished_at or execution.created_at) - took / 1000
     return at
 
 
