@@ -77,5 +77,5 @@ docs: .venv/docs
 	@echo "The documentation is in out/site: open out/site/index.html"
 
 .venv/docs: .venv/ready
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	touch .venv/docs
