@@ -23,7 +23,7 @@ START_SECONDS = 120.0  # two, where the machine has nothing else to do
 COMMAND = (sys.executable, "-m", "gateway")
 
 _forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload(["gateway.server", "gateway.cli.check", "gateway.cli.inspect"])
+_forking.set_forkserver_preload(["gateway.server", "gateway.cli.manage", "gateway.cli.inspect"])
 
 
 class ForkedGateway:

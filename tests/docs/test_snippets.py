@@ -34,6 +34,7 @@ import yaml
 from gateway.config.reading import VARIABLE, parse_settings
 from tests.conftest import Running, gateway_on
 from tests.docs.pages import ROOT, Block, blocks_of, name_of, page_paths
+from tests.docs.quick_command import commands_in
 
 WAIT_SECONDS = 60.0
 ADDRESS = "127.0.0.1:8080"  # what pages call the gateway; here it has another port
@@ -59,7 +60,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
 
 @pytest.mark.parametrize("page", PAGES)
 async def test_every_block_of_a_page_runs(page: str, served: Running, tmp_path: Path) -> None:
-    async with reading(tmp_path, f"127.0.0.1:{served.port}") as reader:
+    commands, address = tmp_path / "commands", f"127.0.0.1:{served.port}"
+    async with commands_in(commands), reading(tmp_path, address, commands) as reader:
         for block in PAGES[page]:
             await reader.take(block)
 
@@ -73,9 +75,9 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 
 
 @asynccontextmanager
-async def reading(folder: Path, address: str) -> AsyncIterator[Reader]:
+async def reading(folder: Path, address: str, commands: Path) -> AsyncIterator[Reader]:
     """Somebody who does what a page says; whatever they started ends with the page."""
-    reader = Reader(folder, address)
+    reader = Reader(folder, address, commands)
     try:
         yield reader
         await reader.finish()
@@ -94,6 +96,7 @@ class Reader:
 
     folder: Path
     address: str
+    commands: Path  # what is found first on the PATH
     printed: str | None = None
     beside: list[tuple[Block, Process, bool]] = field(default_factory=list)
 
@@ -159,7 +162,7 @@ class Reader:
 
     async def _start(self, *words: str) -> Process:
         environment = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self.commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(self.folder),
             "GATEWAY_URL": f"http://{self.address}",
             "GATEWAY_TOKEN": "gw_a_token_of_the_reader_of_this_page",
