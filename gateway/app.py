@@ -313,7 +313,8 @@ class Assembly:
     def open_doors(self) -> App:
         """MCP, REST, console and health, and what they share."""
         server, gateway = self.settings.server, self.gateway
-        identity = Identity(self.settings, self.public_url, self._fetch_keys)
+        identity = Identity(self.catalog.current.settings, self.public_url, self._fetch_keys)
+        self.catalog.on_change(lambda: self._follow_settings(identity))
         rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
         requests = UpstreamRequests(self.upstreams, self.limits, self.credentials)
         mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
@@ -336,6 +337,11 @@ class Assembly:
         rest = http_app(gateway, identity, others)
         ways_in = (mcp, health, identity, rules, bookshop(), rest, console)
         return App(gateway, *ways_in)
+
+    def _follow_settings(self, identity: Identity) -> None:
+        """Has identity change with policy: no request comes between the swap and this."""
+        settings = self.catalog.current.settings
+        identity.follow(settings, self.place.public_url(settings))
 
     def _follow_people(self, identity: Identity) -> None:
         """Has what people gave end with them, and sessions with servers end with what they gave."""
@@ -431,10 +437,7 @@ class Assembly:
         """Applies edits of config.toml for as long as the gateway runs."""
 
         async def apply(edited: Settings) -> None:
-            names, at_azure = await self._apply(edited)
-            # No await between the swap and this: policy and identity change together.
-            app.identity.follow(edited, self.place.public_url(edited))
-            looks.create_task(self._look_at_edited(names, at_azure))
+            looks.create_task(self._look_at_edited(*await self._apply(edited)))
 
         def report(problem: str | None) -> None:
             app.health.config_problem = problem

@@ -45,6 +45,7 @@ from gateway.catalog.connections import (
     to_be_served,
 )
 from gateway.catalog.discover import Discoverer, Look, is_local, location_of
+from gateway.catalog.rights import Rights, untrusted
 from gateway.catalog.snapshot import (
     ConnectionState,
     Snapshot,
@@ -58,12 +59,13 @@ from gateway.catalog.snapshot import (
 from gateway.catalog.successors import FormerNames, served_names
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
-from gateway.config.settings import Permissions, Settings
+from gateway.config.settings import Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import PARALLEL_REFRESHES, REST_SECONDS, SETTLE_SECONDS
-from gateway.model import Build, Found, Level, Problem, RawDefinition
+from gateway.model import Build, Found, Problem, RawDefinition
 from gateway.store import catalog as store
 from gateway.store.catalog import StoredCatalog
+from gateway.store.rights import load_rights
 from gateway.store.tables import Change
 
 log = structlog.get_logger("gateway.catalog")
@@ -87,8 +89,7 @@ class Catalog:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._asked: dict[str, float] = {}  # by name, when a look was last asked for
         self._looked: dict[str, tuple[float, Report]] = {}  # and what the last one found
-        self._choices: Mapping[tuple[str, str], Level] = {}
-        self._permissions: Permissions | None = None
+        self.rights = Rights(stored.db, settings, self._swap)
         self._former = FormerNames(stored)
         self._listeners: list[Callable[[], None]] = []
         self._synced = 0  # the store's revision up to which everything was taken over
@@ -137,7 +138,7 @@ class Catalog:
             self._behind.clear()
             try:
                 async with self._taking:
-                    await self._take(self.current.settings)
+                    await self._take(self.rights.configured)
             except GatewayError as error:
                 log.warning("changes of other processes not read", error=error.message)
                 await asyncio.sleep(REST_SECONDS)
@@ -180,20 +181,6 @@ class Catalog:
             self._swap(revision)
         log.info("connection deleted", connection=name, by=by)
         return self.current.revision
-
-    async def choose(self, principal: str, connection: str, access: Level) -> None:
-        """Keeps a principal's own choice of access; it holds from the next request on."""
-        revision = await store.choose_access(self._stored.db, principal, connection, access)
-        self._choices = {**self._choices, (principal, connection): access}
-        self._swap(revision)
-
-    async def put_permissions(self, permissions: Permissions | None, *, by: str) -> None:
-        """Puts permissions in force over config.toml's; None gives these their force back."""
-        shown = None if permissions is None else permissions.model_dump(mode="json")
-        revision = await store.put_permissions(self._stored.db, shown, by=by, now=time.time())
-        self._permissions = permissions
-        self._swap(revision)
-        log.info("permissions put" if permissions else "permissions deleted", by=by)
 
     async def decide_change(
         self, id: str, status: Literal["accepted", "rejected"], *, by: str
@@ -329,7 +316,7 @@ class Catalog:
                     found = Found(Build("arm", "", ""), listing, at=time.time())
                     await self._stored.keep(LISTING, found)
                 # Also where nothing is new: a connection that was put over Azure's may be gone.
-                await self.apply(self.current.settings)
+                await self.apply(self.rights.configured)
         except GatewayError as error:
             problem = Problem(
                 "error", "azure", f"the resource group can't be listed: {error.sentence}"
@@ -402,9 +389,9 @@ class Catalog:
 
     async def _take(self, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
-        seen, chosen, allowed = dict(self._states), self._choices, self._permissions
-        former = self._former.known
+        seen, held, former = dict(self._states), self.rights.held, self._former.known
         stored = await self._stored.load({n: s.found for n, s in seen.items() if s.found})
+        rows = await load_rights(self._stored.db)
         self._synced = max(self._synced, stored.revision)
         self._former.take(stored.former, former)
         listed = stored.found.get(LISTING)
@@ -419,11 +406,7 @@ class Catalog:
         for name in set(self._states) - set(states):
             self.refreshed_at.pop(name, None)
         self._states, self._listing = states, listing
-        untouched = self._choices is chosen and self._permissions is allowed
-        if untouched:  # else one was chosen meanwhile, which must not be taken back
-            given = stored.permissions
-            self._permissions = None if given is None else Permissions.model_validate(given)
-            self._choices = stored.choices
+        untouched = self.rights.take(stored, rows, held)  # else what was put meanwhile is newer
         self._swap(stored.revision, settings)
         if newer or not untouched:
             self._behind.set()  # what others changed of these was passed over
@@ -483,12 +466,15 @@ class Catalog:
 
     def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
         """Replaces the current snapshot, unless the new one says nothing new."""
+        self.rights.configured = settings or self.rights.configured
+        put = self.rights.together(untrusted(self._states))
         snapshot = assemble(
             max(self.current.revision + 1, revision),
-            settings or self.current.settings,
+            put.settings,
             [self._advised(state) for state in self._states.values()],
-            choices=self._choices,
-            stored_permissions=self._permissions,
+            choices=self.rights.held.choices,
+            stored_permissions=self.rights.held.permissions,
+            put=put,
             problems=(self.group_problem,) if self.group_problem else (),
             former=self._former.known.values(),
         )

@@ -32,7 +32,7 @@ from gateway.model import (
     digest,
 )
 from gateway.naming import local_name, matching, override_for, renamed, ruled_out
-from gateway.store.tables import FormerName
+from gateway.store.tables import FormerName, PutRight
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
 Origin = Literal["config", "stored", "demo", "azure"]
@@ -87,6 +87,16 @@ class ConnectionState:
 
 
 @dataclass(frozen=True, slots=True)
+class PutAccess:
+    """config.toml, and what holds with the rows that were put beside it: see `catalog.rights`."""
+
+    configured: Settings
+    settings: Settings
+    rows: tuple[PutRight, ...] = ()
+    problems: tuple[Problem, ...] = ()  # of rows that don't hold
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a request may need to know, as of one revision."""
 
@@ -100,6 +110,7 @@ class Snapshot:
     former: Mapping[str, tuple[FormerName, ...]] = field(default_factory=dict)  # by tool
     successors: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # by former name
     in_force: Permissions | None = None  # None: as written
+    put: PutAccess | None = None  # None: what is in config.toml is all there is
 
     @property
     def written_permissions(self) -> Permissions:
@@ -188,6 +199,7 @@ def assemble(
     stored_permissions: Permissions | None = None,
     problems: tuple[Problem, ...] = (),
     former: Collection[FormerName] = (),
+    put: PutAccess | None = None,
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
     ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
@@ -219,6 +231,7 @@ def assemble(
         names,
         {each.name: (tool, each.at) for tool, them in names.items() for each in them},
         _with_former(written, names, taken),
+        put,
     )
 
 

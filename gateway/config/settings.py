@@ -184,6 +184,13 @@ class PrincipalSettings(Table):
             )
         return self
 
+    @property
+    def token_hash(self) -> str | None:
+        """What its token is known by."""
+        if self.token is not None:
+            return hashlib.sha256(self.token.get_secret_value().encode()).hexdigest()
+        return self.token_sha256.lower() if self.token_sha256 else None
+
 
 def new_token() -> tuple[str, str]:
     """A token nobody has, and the hash of it that a principal's table is given."""
@@ -366,11 +373,11 @@ def _surroundings(settings: Settings) -> Wrong:
 def _tokens(settings: Settings) -> Wrong:
     seen = dict[str, str]()
     for name, principal in settings.principals.items():
-        secret = principal.token.get_secret_value() if principal.token else principal.token_sha256
-        if secret is None and settings.auth.mode == "tokens":
+        digest = principal.token_hash
+        if digest is None and settings.auth.mode == "tokens":
             yield f"principals.{name}", "needs token_sha256 (see `gateway token`) or token"
-        elif secret is not None and seen.setdefault(secret.lower(), name) != name:
-            yield f"principals.{name}", f"has the same token as {seen[secret.lower()]}"
+        elif digest is not None and seen.setdefault(digest, name) != name:
+            yield f"principals.{name}", f"has the same token as {seen[digest]}"
 
 
 def _front_door(settings: Settings) -> Wrong:

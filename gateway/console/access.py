@@ -7,8 +7,6 @@ form makes the token that a principal's table needs. Permissions can be put at r
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -17,23 +15,20 @@ from typing import Any, get_args
 from starlette.responses import RedirectResponse, Response
 
 from gateway.config.profiles import Form, ShippedProfile, profiles_of, serving_of
-from gateway.config.settings import new_token
 from gateway.console.pages import (
     Visit,
     choose_rows,
     clip,
     download,
     file_links,
-    fragment,
     go,
-    is_partial,
     link,
     list_page,
     page,
     toast,
 )
 from gateway.errors import Fixable
-from gateway.limits import NAME_CHARS, TABLE_ROWS
+from gateway.limits import TABLE_ROWS
 from gateway.model import Level, Principal, Scope
 from gateway.naming import listed_tokens
 from gateway.policy.access import may_know
@@ -222,34 +217,3 @@ async def rule(visit: Visit) -> Response:
         rules[name] = said
     await rest.put_permissions(visit.inquiry, values | {"tools": rules})
     return go(visit, "/console/access#rules")
-
-
-async def make_token(visit: Visit) -> Response:
-    """A token for a principal, shown this once, with the table that config.toml needs for it."""
-    visit.inquiry.require_admin()
-    name, given = visit.form.get("name", "").strip(), visit.form
-    if not name or len(name) > NAME_CHARS:
-        raise Fixable("invalid_arguments", "Say whom the token is for.")
-    token, digest = new_token()
-    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
-    known = name in visit.snapshot.settings.principals
-    lines = [f"[principals.{key}]", f'token_sha256 = "{digest}"']
-    if not known:
-        texts = ("role", "organization", "access")
-        lines += [
-            f"{each} = {json.dumps(given[each].strip())}" for each in texts if given.get(each)
-        ]
-        lines += ["admin = true"] if given.get("admin") else []
-    shown: dict[str, Any] = {
-        "name": name,
-        "token": token,
-        "lines": "\n".join(lines),
-        "known": known,
-    }
-    if is_partial(visit.request):
-        return fragment(visit, "_token.html", **shown)
-    return await page(visit, "token.html", "A new token", **shown)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

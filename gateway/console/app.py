@@ -32,7 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.admission import Throttle
 from gateway.calls.record import Caller
-from gateway.console import access, calls, connections, executions, tools
+from gateway.console import access, calls, connections, executions, rights, tools
 from gateway.console.pages import (
     Backend,
     Navigation,
@@ -121,7 +121,7 @@ ACTIONS: Mapping[str, Handler] = {
     "/credentials/{name}/sign-out": access.sign_out,
     "/permissions": access.permissions,
     "/permissions/tools": access.rule,
-    "/tokens": access.make_token,
+    "/tokens": rights.make_token,
     "/sign-out": _sign_out,
 }
 

@@ -218,6 +218,7 @@ def configured_principal(name: str, settings: PrincipalSettings) -> Principal:
 def configuration_problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     """What is written in config.toml or was put, and does not do what it says."""
     return (
+        *(snapshot.put.problems if snapshot.put else ()),
         *_unmatched_tools(snapshot),
         *_unmatched_in_bundles(snapshot),
         *_unmatched_connections(snapshot),

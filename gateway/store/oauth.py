@@ -98,7 +98,7 @@ async def open_grant(db: Database, grant: ClientGrant) -> bool:
     def unit(tx: Connection) -> bool:
         if insert_new(tx, _grants, values(grant)):
             return True
-        _revoke(tx, _grants.c.code_id == grant.code_id, grant.created_at)
+        revoke_grants_in(tx, _grants.c.code_id == grant.code_id, grant.created_at)
         return False
 
     return await db.write(unit, f"code {grant.code_id}")
@@ -152,7 +152,7 @@ async def rotate(db: Database, use: Rotation) -> bytes | Literal["new", "revoked
         again = grant.previous_sha256 == use.presented_sha256 and just_now
         if again and grant.rotated_answer is not None:
             return grant.rotated_answer
-        _revoke(tx, this, use.now)
+        revoke_grants_in(tx, this, use.now)
         return "revoked"
 
     return await db.write(unit, f"grant {use.grant_id}")
@@ -161,12 +161,13 @@ async def rotate(db: Database, use: Rotation) -> bytes | Literal["new", "revoked
 async def revoke_client_grants(db: Database, now: float, **which: str) -> int:
     """Revokes the grants with these columns, in every process; how many held."""
     conditions = [_grants.c[name] == value for name, value in which.items()]
-    return await db.write(lambda tx: _revoke(tx, conditions[0], now, *conditions[1:]))
+    return await db.write(lambda tx: revoke_grants_in(tx, conditions[0], now, *conditions[1:]))
 
 
-def _revoke(
+def revoke_grants_in(
     tx: Connection, which: ColumnElement[bool], now: float, *more: ColumnElement[bool]
 ) -> int:
+    """Revokes grants as part of something else; how many held."""
     holds = update(_grants).where(which, *more, _grants.c.revoked_at.is_(None))
     revoked = list(tx.execute(holds.values(revoked_at=now).returning(_grants.c.id)).scalars())
     for id in revoked:

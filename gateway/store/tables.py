@@ -210,6 +210,23 @@ permissions = _table(
     {"id": int, "settings": Mapping, "revision": int, "updated_at": float, "updated_by": str},
 )
 
+RightKind = Literal["principal", "role", "bundle", "route"]
+
+
+@dataclass(frozen=True, slots=True)
+class PutRight:
+    """A principal, role, bundle or route that was put at run time."""
+
+    kind: RightKind
+    name: str  # of a route: WORKFLOW/ROLE
+    settings: Mapping[str, Any]  # as in config.toml; of a token its hash alone
+    revision: int
+    updated_at: float
+    updated_by: str
+
+
+rights = _table("rights", PutRight, keys=("kind", "name"))
+
 ExecutionStatus = Literal[
     "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
 ]

@@ -33,7 +33,7 @@ import structlog
 from cachetools import LRUCache
 from starlette.responses import Response
 
-from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, PrincipalSettings, Settings
+from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, Settings
 from gateway.errors import Unauthenticated
 from gateway.limits import (
     KEEP_SECONDS,
@@ -115,7 +115,7 @@ class Identity:
         self.auth, self._public_url = settings.auth, public_url
         tables = settings.principals
         self.principals = {name: configured_principal(name, each) for name, each in tables.items()}
-        hashes = {name: _token_hash(each) for name, each in tables.items()}
+        hashes = {name: each.token_hash for name, each in tables.items()}
         self.token_hashes = {name: digest for name, digest in hashes.items() if digest}
         self._owners = {bytes.fromhex(digest): name for name, digest in self.token_hashes.items()}
         files = (settings.auth.jwks_file, settings.auth.jwks_url)
@@ -239,12 +239,6 @@ class Identity:
             "bearer_methods_supported": ["header"],
         }
         return document if mode == "jwt" else {**document, "scopes_supported": list(SCOPES)}
-
-
-def _token_hash(principal: PrincipalSettings) -> str | None:
-    if principal.token is not None:
-        return hashlib.sha256(principal.token.get_secret_value().encode()).hexdigest()
-    return principal.token_sha256
 
 
 def bearer_token(authorization: bytes | None) -> bytes:

@@ -44,7 +44,7 @@ from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
 from gateway.store.tables import ChangeStatus
-from gateway.web import access, credentials, own_tools, shown
+from gateway.web import access, credentials, own_tools, rights, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
 from gateway.web.identity import Identity
@@ -215,7 +215,7 @@ async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -
     inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
-    await catalog.choose(principal.name, name, access)
+    await catalog.rights.choose(principal.name, name, access)
     now = catalog.current
     return {"connection": name, **shown.access_row(now, principal, now.connections[name])}
 
@@ -232,18 +232,15 @@ async def put_connection(
     gateway, values = inquiry.gateway, dict(_object(posted))
     if values.pop("name", name) != name:
         raise Fixable("invalid_arguments", "the body names another connection than the address")
-    headers, expected = request.headers, _expected(request)
-    if headers.get("if-none-match", "").strip() == "*":
-        expected = 0
-    elif headers.get("if-match", "").strip() == "*" and name not in gateway.snapshot.connections:
-        expected = -1
+    expected = rights.expected_revision(request, name in gateway.snapshot.connections)
     shown = await own_tools.put(inquiry, name, values, expected)
     state = gateway.snapshot.connections.get(name)
     return json_response(shown, headers={"etag": f'"{state.revision}"'} if state else None)
 
 
 async def delete_connection(inquiry: Inquiry, name: str, request: Request) -> Shown:
-    return await own_tools.delete_connection(inquiry, name, expected=_expected(request))
+    expected = rights.expected_revision(request, True)
+    return await own_tools.delete_connection(inquiry, name, expected=expected)
 
 
 async def refresh_connection(inquiry: Inquiry, name: str) -> Shown:
@@ -261,15 +258,6 @@ def _object(posted: Any) -> Shown:
     if not isinstance(posted, dict):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     return posted
-
-
-def _expected(request: Request) -> int | None:
-    """The revision an If-Match names; one that is not ours can match nothing."""
-    match = request.headers.get("if-match", "*").strip()
-    if match == "*":
-        return None
-    text = match.removeprefix("W/").strip('"')
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 
 async def get_tool(inquiry: Inquiry, name: str) -> Shown:
@@ -440,14 +428,14 @@ async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Shown:
     values = dict(_object(posted))
     values.pop("source", None)  # what a GET gave may be put again
     permissions = parse_permissions(inquiry.snapshot.settings.permissions, values)
-    await inquiry.gateway.catalog.put_permissions(permissions, by=inquiry.principal.name)
+    await inquiry.gateway.catalog.rights.put_permissions(permissions, by=inquiry.principal.name)
     return await get_permissions(inquiry)
 
 
 async def delete_permissions(inquiry: Inquiry) -> Shown:
     """The permissions of config.toml again."""
     inquiry.require_admin()
-    await inquiry.gateway.catalog.put_permissions(None, by=inquiry.principal.name)
+    await inquiry.gateway.catalog.rights.put_permissions(None, by=inquiry.principal.name)
     return await get_permissions(inquiry)
 
 
@@ -488,4 +476,5 @@ ADDRESSES: Mapping[str, Run] = {
     "GET /permissions": get_permissions,
     "PUT /permissions": put_permissions,
     "DELETE /permissions": delete_permissions,
+    **rights.ADDRESSES,
 }

@@ -46,8 +46,8 @@ async def reading(folder: Path) -> AsyncIterator[tuple[Slow, Catalog, asyncio.Ta
 
 async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
     async with reading(tmp_path) as (store, catalog, taking):
-        await catalog.choose("ann", "shop", "read-only")
-        await catalog.put_permissions(Permissions(level="read_only"), by="ann")
+        await catalog.rights.choose("ann", "shop", "read-only")
+        await catalog.rights.put_permissions(Permissions(level="read_only"), by="ann")
         store.may_end.set()
         await taking
 
@@ -57,7 +57,7 @@ async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None
 
 async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path: Path) -> None:
     async with reading(tmp_path) as (store, catalog, taking):
-        await catalog.choose("ann", "shop", "read-only")
+        await catalog.rights.choose("ann", "shop", "read-only")
         await choose_access(store.db, "bob", "shop", "disabled")  # as another process would
         store.may_end.set()
         await taking

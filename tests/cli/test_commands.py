@@ -155,7 +155,9 @@ async def test_check_warns_of_permissions_that_were_put_over_stricter_ones(
     make_gateway: GatewayMaker, tmp_path: Path
 ) -> None:
     gateway = await make_gateway(DEMO)
-    await gateway.app.gateway.catalog.put_permissions(Permissions(level="full_access"), by="x")
+    await gateway.app.gateway.catalog.rights.put_permissions(
+        Permissions(level="full_access"), by="x"
+    )
     stricter = DEMO.replace('level = "full_access"', 'level = "read_only"')
     (tmp_path / "config.toml").write_text(stricter, encoding="utf-8")
     code, out, _ = await gateway_command("check", cwd=tmp_path)
