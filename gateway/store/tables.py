@@ -131,19 +131,10 @@ connections = _table(  # their settings sealed
     keys=("name",),
 )
 
-definitions = _table(
+definitions = _table(  # `raw` packed with zlib
     "definitions",
-    {
-        "connection": str,
-        "location": str,
-        "etag": str | None,
-        "last_modified": str | None,
-        "sha256": str,
-        "raw": bytes,  # zlib
-        "build_key": str,
-        "build": bytes,
-        "fetched_at": float,
-    },
+    {"connection": str, "location": str, "etag": str | None, "last_modified": str | None}
+    | {"sha256": str, "raw": bytes, "build_key": str, "build": bytes, "fetched_at": float},
     keys=("connection", "location"),
 )
 
@@ -476,15 +467,8 @@ wishes = _table(
 # Which list of tools a client was last given, which it was told of since, and what lists held.
 listed = _table(
     "listed",
-    {
-        "principal": str,
-        "session": str,
-        "client": str,
-        "address": str,
-        "list": str,
-        "told": str | None,
-        "expires_at": float,
-    },
+    {"principal": str, "session": str, "client": str, "address": str}
+    | {"list": str, "told": str | None, "expires_at": float},
     Index("ix_listed_expires_at", "expires_at"),
     Index("ix_listed_list", "list"),
     keys=("principal", "session", "client", "address"),
