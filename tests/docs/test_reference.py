@@ -53,6 +53,20 @@ def test_keys_in_the_text_exist() -> None:
     assert wrong == []
 
 
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """Those of the other pages are followed when the site is built."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    assert len(links) > 20
+    assert [link for link in map("".join, links) if not (ROOT / link).exists()] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert {page for page in pages if page not in site} == set()
+
+
 def test_pages_ask_no_other_host_for_anything() -> None:
     site = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     assert "font: false" in site
