@@ -35,7 +35,8 @@ hypothesis_settings.load_profile("quick")
 
 # Begun first, the longest before others, so that no worker has one left when the rest are done.
 LONG = """test_browser docs/test_snippets held_calls three_replicas overload_clients
-journeys/test_approvals test_commands processes test_azure.py test_questions overload_upstreams mcp_servers test_workers
+journeys/test_approvals test_commands processes test_azure.py test_questions
+overload_upstreams mcp_servers test_workers
 test_cluster test_ledger people_see definition_files test_attacks no_dropped_call
 principals_sessions openid_provider test_idempotency test_renewal test_hostile test_replicas
 test_house test_markup test_executions test_changes oauth/test_provider front_door azure_outages
