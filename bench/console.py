@@ -294,11 +294,11 @@ async def _walk(kind: str, server: Measured, http: httpx2.AsyncClient) -> list[R
 
 
 async def _ask(server: Measured, http: httpx2.AsyncClient, path: str) -> tuple[float, float]:
-    before = server.cpu()
+    before = server.own_cpu()
     answer = await http.get(f"/console{path}")
     if answer.status_code != 200:
         raise RuntimeError(f"{path}: {answer.status_code} {answer.text[-500:]}")
-    return len(answer.content) / 1024, 1000 * (server.cpu() - before)
+    return len(answer.content) / 1024, 1000 * (server.own_cpu() - before)
 
 
 async def _burst(kind: str, server: Measured, http: httpx2.AsyncClient) -> list[Row]:
@@ -307,9 +307,9 @@ async def _burst(kind: str, server: Measured, http: httpx2.AsyncClient) -> list[
     moving = ("", "/approvals", f"/connections/{name_of(0)}", "/executions")
     opened = [asyncio.create_task(_read(http, path)) for path in moving * OPEN_PAGES]
     await settled(server, 2.0)
-    idle = server.cpu()
+    idle = server.own_cpu()
     await asyncio.sleep(4.0)
-    idle = (server.cpu() - idle) / 4.0
+    idle = (server.own_cpu() - idle) / 4.0
     watched, seconds = await _burst_cpu(server, http)
     for task in opened:
         task.cancel()
@@ -325,12 +325,12 @@ async def _burst(kind: str, server: Measured, http: httpx2.AsyncClient) -> list[
 async def _burst_cpu(server: Measured, http: httpx2.AsyncClient) -> tuple[float, float]:
     """CPU and seconds of many calls, which fail at once, and of telling all who watch."""
     tool = (await http.get("/api/v1/tools?limit=1")).json()["tools"][0]["name"]
-    before, started = server.cpu(), time.monotonic()
+    before, started = server.own_cpu(), time.monotonic()
     for _ in range(BURST):
         await http.post(f"/api/v1/tools/{tool}/call", json={"arguments": {}})
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
-    return server.cpu() - before, time.monotonic() - started
+    return server.own_cpu() - before, time.monotonic() - started
 
 
 async def _read(http: httpx2.AsyncClient, path: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,8 +44,8 @@ from gateway.console.pages import (
     render,
 )
 from gateway.errors import Broken, GatewayError, NotFound, Unauthenticated
-from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES
-from gateway.store.cluster import last_event_id
+from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, PING_SECONDS
+from gateway.store.cluster import current_revision, last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
 from gateway.web.guard import (
@@ -70,6 +71,8 @@ log = structlog.get_logger("gateway.console")
 STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Visit], Awaitable[Response]]
+# What an open page depends on: the newest of the ledger and of the catalog first.
+Seen = tuple[int, int, int, int, str | None, bool]
 # What a page shows, and which parts of it move: the ids of their places, the names of templates.
 Live = tuple[Callable[[Visit, Navigation], Awaitable[dict[str, Any]]], str]
 
@@ -306,7 +309,8 @@ class _OpenPage:
     visit: Callable[[], Awaitable[Visit]]
     live: Live | None
     sent: dict[str, bytes] = field(default_factory=dict)
-    known: dict[str, int] = field(default_factory=dict)  # the newest of the ledger and the catalog
+    seen: Seen | None = None
+    look_again: float = 0.0
 
     async def step(self, say: Say) -> bool:
         """Sends what is new; False: the session is over."""
@@ -315,12 +319,10 @@ class _OpenPage:
         try:
             visit = await self.visit()
             await self.feed.say_watched()
-            nav = await navigation(visit)
-            parts = navigation_parts(visit, nav)
-            if self.live is not None:
-                shown = await self.live[0](visit, nav)
-                parts |= {id: visit.render(f"_{id}.html", **shown) for id in self.live[1].split()}
-            await say(partials(self._changed(parts)) + await self._news(visit))
+            seen = await self._seen(visit)
+            if seen != self.seen or time.monotonic() > self.look_again:
+                await say(partials(self._changed(await self._parts(visit))) + self._news(seen))
+                self.seen, self.look_again = seen, time.monotonic() + PING_SECONDS
         except Unauthenticated:
             await say(event_frame(b"", "signed-out"))
             return False
@@ -328,12 +330,27 @@ class _OpenPage:
             pass  # the store is away, or what the page shows is gone; a later look may find it
         return True
 
-    async def _news(self, visit: Visit) -> bytes:
+    async def _seen(self, visit: Visit) -> Seen:
+        """What a page depends on: while it is the same, nothing is rendered but now and then."""
+        backend, told = visit.backend, visit.backend.health.config_problem
+        db, has_client = visit.gateway.db, visit.principal.name in backend.contacts
+        ledger, stored = await last_event_id(db), await current_revision(db)
+        return ledger, visit.snapshot.revision, stored, self.feed.news, told, has_client
+
+    async def _parts(self, visit: Visit) -> dict[str, str]:
+        nav = await navigation(visit)
+        parts = navigation_parts(visit, nav)
+        if self.live is not None:
+            shown = await self.live[0](visit, nav)
+            parts |= {id: visit.render(f"_{id}.html", **shown) for id in self.live[1].split()}
+        return parts
+
+    def _news(self, seen: Seen) -> bytes:
         """The events that lists wait for: there is more in the ledger, or another catalog."""
-        ledger = await last_event_id(visit.gateway.db)
-        known, self.known = self.known, {"ledger": ledger, "catalog": visit.snapshot.revision}
-        news = [name for name, last in known.items() if self.known[name] != last]
-        return b"".join(event_frame(b"", name) for name in news)
+        if self.seen is None:
+            return b""
+        news = zip(("ledger", "catalog"), self.seen, seen, strict=False)
+        return b"".join(event_frame(b"", name) for name, last, now in news if now != last)
 
     def _changed(self, shown: dict[str, str]) -> dict[str, str]:
         sums = {

@@ -276,7 +276,7 @@ async def shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
     filter = visit.filter("q", "connection", "risk")
     waiting = [approval_row(visit.snapshot, each) for each in nav.waiting]
     rows = choose_rows(waiting, filter, "tool", "connection", "principal", "client", "url")
-    chosen = {row["id"] for row in rows[:PAGE_ENTRIES]}
+    chosen = {row["id"] for row in rows[:MAX_TOLD_ITEMS]}
     grants = await rest.list_grants(visit.inquiry)
     return {
         "rows": rows,

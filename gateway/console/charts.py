@@ -18,6 +18,7 @@ from typing import Any
 from cachetools import TTLCache
 
 from gateway.limits import PAGE_ENTRIES
+from gateway.naming import cut, visible
 from gateway.store import figures
 from gateway.store.ledger import Filter
 from gateway.web.gateway import Inquiry
@@ -25,6 +26,7 @@ from gateway.web.gateway import Inquiry
 RANGES = {"1h": 3600.0, "24h": 86_400.0, "7d": 604_800.0, "30d": 2_592_000.0}
 BOX = (600, 120)  # that is drawn in; the page stretches it
 TONES = ("s0", "s1", "s2", "s3", "s4", "s5")  # colours that a person tells apart
+NOTHING = ("0", "–")
 STEPS = (1, 5, 15, 60, 300, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
 
 
@@ -74,12 +76,13 @@ class Column:
     end: float
     label: str
     values: tuple[str, ...]
+    said: str  # all of it, line by line
     href: str = ""
 
     @property
     def is_told(self) -> bool:
         """Whether there is something to say of it in a table."""
-        return any(value not in ("0", "–") for value in self.values)
+        return any(value not in NOTHING for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +158,23 @@ def _chart(
     kind: str,
 ) -> Chart:
     width, starts = BOX[0] / window.count, window.starts()
-    columns = tuple(
-        Column(
-            round(place * width, 1),
-            at,
-            at + window.step,
-            window.words(at),
-            tuple(t[place] for t in texts),
-        )
-        for place, at in enumerate(starts)
-    )
+    short = [cut(visible(name), 40) for name in names]
+    columns = []
+    for place, at in enumerate(starts):
+        label, told = window.words(at), tuple(t[place] for t in texts)
+        pairs, many = zip(short, told, strict=True), len(short) > 2
+        # Of many series, those that are nothing are not worth a line.
+        lines = [f"{name}: {value}" for name, value in pairs if not many or value not in NOTHING]
+        said = "\n".join([label, *lines])
+        columns.append(Column(round(place * width, 1), at, at + window.step, label, told, said))
     ticks = tuple(window.words(starts[window.count * part // 4], short=True) for part in range(4))
     toned = tuple(zip(tones, paths, strict=True))
     return Chart(
         title,
-        tuple(zip(names, tones, strict=True)),
+        tuple(zip(short, tones, strict=True)),
         toned,
         top,
-        columns,
+        tuple(columns),
         ticks,
         round(width, 1),
         kind,

@@ -9,11 +9,27 @@ alone: where there are many, some are looked at, by the last digits of their ids
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, cast, func, literal, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    true,
+    union_all,
+    values,
+)
 
 from gateway.limits import STORE_MANY_ROWS, STORE_ROWS
 from gateway.store import tables
@@ -82,6 +98,23 @@ async def values_of(
     return await db.read(lambda tx: [(row[0], row[1]) for row in tx.execute(statement)])
 
 
+async def newest_values(
+    db: Database, columns: Sequence[str], filter: Filter, most: int
+) -> dict[str, list[tuple[str, int]]]:
+    """The values that columns have in the newest calls the filter lets through, up to so many,
+    the most frequent first."""
+    newest = select(*(_table.c[name] for name in columns)).where(passes(filter))
+    recent = newest.order_by(_table.c.created_at.desc()).limit(most).cte("recent")
+    counted = [
+        select(literal(name), recent.c[name], func.count()).group_by(recent.c[name])
+        for name in columns
+    ]
+    statement = union_all(*counted)
+    found = await db.read(lambda tx: [(r[0], r[1], r[2]) for r in tx.execute(statement)])
+    ordered = sorted(found, key=lambda row: (-row[2], row[1]))
+    return {name: [(value, n) for of, value, n in ordered if of == name] for name in columns}
+
+
 async def count_by_time(
     db: Database,
     filter: Filter,
@@ -92,18 +125,52 @@ async def count_by_time(
     failed: bool = False,
 ) -> Counter[tuple[str, int]]:
     """Calls in each step since the filter's time: all under "", or each of these names' own."""
+    given = (filter.status, filter.tool, filter.connection, filter.principal, by)
+    by_index = (
+        not failed and not filter.idempotency_token and len([each for each in given if each]) <= 1
+    )
 
     def query(tx: Connection) -> Counter[tuple[str, int]]:
-        name, place = _table.c[by] if by else literal(""), _step(tx, filter.since or 0.0, step)
-        statement = select(name, place, func.count()).where(
-            passes(filter),
-            name.in_(names) if by else true(),
-            _table.c.status.in_(FAILED) if failed else true(),
-        )
-        grouped = statement.group_by(place, *([name] if by else ())).limit(STORE_MANY_ROWS)
-        return Counter({(row[0], row[1]): row[2] for row in tx.execute(grouped)})
+        count = _in_steps if by_index else _in_groups
+        statement = count(tx, filter, step, by, names)
+        if failed:
+            statement = statement.where(_table.c.status.in_(FAILED))
+        return Counter({(row[0], row[1]): row[2] for row in tx.execute(statement)})
 
     return await db.read(query)
+
+
+def _in_steps(
+    tx: Connection, filter: Filter, step: float, by: str, names: Sequence[str]
+) -> Select[Any]:
+    """Each step of each name is one stretch of an index: nothing is sorted, and no row is read."""
+    since, until = filter.since or 0.0, filter.until or time.time()
+    count = max(1, math.ceil((until - since) / step))
+    places = values(column("place", Integer), name="places").data([(n,) for n in range(count)])
+    named = values(column("name", Text), name="named").data([(name,) for name in names or ("",)])
+    all_places, all_names = places.cte("places"), named.cte("named")
+    place, name = all_places.c.place, all_names.c.name
+    calls = select(func.count()).where(
+        passes(replace(filter, since=None, until=None)),
+        _table.c[by] == name if by else true(),
+        _table.c.created_at >= since + place * step,
+        _table.c.created_at < since + (place + 1) * step,
+    )
+    both = all_names.join(all_places, true())
+    counted = select(name, place, calls.scalar_subquery().label("calls")).select_from(both)
+    found = counted.subquery()
+    return select(found).where(found.c.calls > 0)
+
+
+def _in_groups(
+    tx: Connection, filter: Filter, step: float, by: str, names: Sequence[str]
+) -> Select[Any]:
+    """Where rows must be looked at, each is looked at once."""
+    name, place = _table.c[by] if by else literal(""), _step(tx, filter.since or 0.0, step)
+    statement = select(name, place, func.count()).where(
+        passes(filter), name.in_(names) if by else true()
+    )
+    return statement.group_by(*([name] if by else ()), place).limit(STORE_MANY_ROWS)
 
 
 async def sample_seconds(

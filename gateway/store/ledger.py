@@ -236,6 +236,9 @@ def _end_unsent(tx: Connection, id: str, code: str) -> None:
         tx.execute(delete(_claims).filter_by(execution_id=id))
 
 
+EQUAL = ("status", "tool", "connection", "principal", "idempotency_token")
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which executions; None or nothing leaves a column open."""
@@ -288,8 +291,7 @@ async def find_by_token(db: Database, token: str, principal: str | None = None) 
 
 def passes(filter: Filter) -> ColumnElement[bool]:
     """What is true of a row that the filter lets through."""
-    names = ("status", "tool", "connection", "principal", "idempotency_token")
-    given = {name: getattr(filter, name) for name in names}
+    given = {name: getattr(filter, name) for name in EQUAL}
     rules = [_table.c[name] == value for name, value in given.items() if value]
     if filter.connections is not None:
         rules.append(_table.c.connection.in_(filter.connections))

@@ -55,6 +55,7 @@ from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.sign_in.keeper import Keeper
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
+from gateway.store.credentials import SIGNED
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
 from gateway.store.tables import EVENTS, RESULT, Approval, Execution
@@ -411,14 +412,15 @@ class Feed:
 
     def __init__(self, db: Database, signals: Signals, catalog: Catalog) -> None:
         self._db = db
-        self._catalog = catalog
         self._readers: dict[asyncio.Event, str] = {}  # what wakes each, and whose it is
         self._watched_until = 0.0
         self._said_watched = 0.0
         self.closing = False
-        for kind in EVENTS:
+        self.news = 0  # how often there was something new
+        for kind in (*EVENTS, SIGNED):
             signals.on(kind, lambda _: self.wake())
         signals.on(WATCHED, lambda _: self._watched())
+        catalog.on_change(self.wake)
 
     def result(self, execution: Execution) -> None:
         """Tells of a call that ended."""
@@ -427,6 +429,7 @@ class Feed:
 
     def wake(self) -> None:
         """There may be something new for every reader."""
+        self.news += 1
         for woken in self._readers:
             woken.set()
 
@@ -436,19 +439,20 @@ class Feed:
         self.wake()
 
     def stream(self, principal: str, step: Step, *, rest: float = 0.0) -> EventStream:
-        """A stream that is woken by events and by changes. Raises where there are too many."""
+        """A stream that is woken by events and by changes. Raises where there are too many.
+
+        The more readers there are, the longer each rests: a burst costs as much for many.
+        """
         own = sum(name == principal for name in self._readers.values())
         if own >= STREAMS_A_PRINCIPAL or self.closing:
             raise Overloaded("busy", "Too many readers of events.", "Close one.", retry_after=5)
         woken = asyncio.Event()
         self._readers[woken] = principal
-        stop_listening = self._catalog.on_change(woken.set)
 
         def leave() -> None:
-            stop_listening()
             del self._readers[woken]
 
-        return EventStream(step, woken, leave, rest=rest)
+        return EventStream(step, woken, leave, lambda: rest * max(1.0, len(self._readers) / 4))
 
     async def say_watched(self) -> None:
         """Lets every replica know that results of reads are wanted."""

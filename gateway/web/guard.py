@@ -237,7 +237,7 @@ class EventStream(Response):
         step: Step,
         woken: asyncio.Event,
         leave: Callable[[], None],
-        rest: float = 0.0,  # between two steps: a burst of news is one step
+        rest: Callable[[], float] = float,  # between two steps: a burst of news is one step
     ) -> None:
         super().__init__()
         self._step = step
@@ -272,7 +272,7 @@ class EventStream(Response):
             while await self._step(say):
                 if time.monotonic() - said > PING_SECONDS:
                     await say(PING)
-                await asyncio.sleep(self._rest)
+                await asyncio.sleep(self._rest())
                 # Until there may be something new; at most so long, since a wake-up may be lost.
                 await heard_within(self._woken, MOMENT_SECONDS)
             await send({"type": "http.response.body", "body": b""})
