@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +25,7 @@ from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import CANCEL, Admission
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker
-from gateway.calls.credentials import (
-    Credentials,
-    PreparedConnections,
-    prove,
-)
+from gateway.calls.credentials import Credentials, PreparedConnections, prove
 from gateway.calls.send import Sender, UpstreamRequests, ask_azure, azure_identity
 from gateway.calls.signing_in import SigningIn
 from gateway.catalog.catalog import Catalog
@@ -37,12 +33,12 @@ from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.config.connection import McpConnection, people_sign_in
-from gateway.config.reading import watch
+from gateway.config.reading import Adjust, watch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.console.connections import consent_route, return_address
 from gateway.demo.bookshop import bookshop, demo_connection
-from gateway.errors import GatewayError, UpstreamFailed
+from gateway.errors import DefinitionUnreadable, GatewayError, UpstreamFailed
 from gateway.limits import FETCH_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.oauth.connect import Connect
@@ -72,10 +68,15 @@ log = structlog.get_logger("gateway")
 
 T = TypeVar("T")
 Loading = Callable[[int], Callable[[str], None]]  # how many connections → told each that was read
+Beside = Callable[[str], Coroutine[Any, Any, None]] | None  # given our address; we end with it
 
 DOUBTED = "doubted"  # the signal: a connection's server could not be reached from one process
 # Asked for by a pod's address, and saying nothing that is not for everybody: no Host to check.
 PROBES = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
+
+
+def _as_written(settings: Settings) -> Settings:
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Place:
     config: Path
     host: str
     port: int
+    adjust: Adjust | None = _as_written  # what stands over the file; None: it is not watched
+    needed: Collection[str] = ()  # connections without which there is nothing to serve
 
     @property
     def own_url(self) -> str:
@@ -120,6 +123,13 @@ class App:
             announced=(place.own_url, self.console.link(place.own_url)) if announce else None,
             worker=worker,
         )
+
+    def refuse_failing(self, needed: Collection[str]) -> None:
+        """Raises what is wrong with a connection that is needed."""
+        for name in needed:
+            state = self.gateway.snapshot.connections[name]
+            if state.status == "failing":
+                raise DefinitionUnreadable(f"{name}: {state.problems[-1].message}")
 
     def _turn_away(self) -> None:
         self.health.draining = True
@@ -157,20 +167,21 @@ class App:
             await self.rest(scope, receive, send)
 
 
-def serve(settings: Settings, config: Path, loading: Loading, *, worker: bool = False) -> None:
-    """Runs until a signal ends it. A worker shares its port with others."""
-    bound = bind(settings.server.host, settings.server.port, shared=worker)
-    host, port = bound.getsockname()[:2]
-    with bound:
-        run_loop(_serve(settings, Place(config, host, port), bound, loading, worker))
-
-
-async def _serve(
-    settings: Settings, place: Place, bound: socket.socket, loading: Loading, worker: bool
+def serve(
+    settings: Settings, place: Place, loading: Loading, *, worker: bool = False, beside: Beside
 ) -> None:
-    async with running(settings, place, loading) as app:
-        server = app.server(place, settings.server.shutdown_seconds, worker=worker)
-        await server.serve(sockets=[bound])
+    """Runs until a signal ends it, or what runs beside. A worker shares its port with others."""
+
+    async def run(place: Place, bound: socket.socket) -> None:
+        async with running(settings, place, loading) as app:
+            app.refuse_failing(place.needed)
+            server = app.server(place, settings.server.shutdown_seconds, worker=worker)
+            server.beside = partial(beside, place.own_url) if beside else None
+            await server.serve(sockets=[bound])
+
+    with bind(settings.server.host, settings.server.port, shared=worker) as bound:
+        host, port = bound.getsockname()[:2]
+        run_loop(run(replace(place, host=host, port=port), bound))
 
 
 @asynccontextmanager
@@ -416,7 +427,7 @@ class Assembly:
         resource_group = self._run(self.catalog.refresh_group(by="start"))
         await asyncio.wait([near])
         soon = [remote] if in_azure else [remote, resource_group]
-        await asyncio.wait(soon, timeout=MOMENT_SECONDS)
+        await asyncio.wait(soon, timeout=None if self.place.needed else MOMENT_SECONDS)
 
     async def follow_changes(self, app: App) -> None:
         """What other processes, servers and editors of files change from now on."""
@@ -430,10 +441,11 @@ class Assembly:
         self._run(self.schedule.watch_files())
         self._run(self.schedule.advise())
         self._run(self.catalog.follow())
-        self._run(self._watch_config(app))
+        if self.place.adjust is not None:
+            self._run(self._watch_config(app, self.place.adjust))
         self.workers.keep_spare()  # last: a process that starts has other things to load
 
-    async def _watch_config(self, app: App) -> None:
+    async def _watch_config(self, app: App, adjust: Adjust) -> None:
         """Applies edits of config.toml for as long as the gateway runs."""
 
         async def apply(edited: Settings) -> None:
@@ -443,7 +455,7 @@ class Assembly:
             app.health.config_problem = problem
 
         async with asyncio.TaskGroup() as looks:
-            await watch(self.place.config, self.settings, apply, report)
+            await watch(self.place.config, self.settings, adjust, apply, report)
 
     async def _apply(self, edited: Settings) -> tuple[list[str], bool]:
         """Puts edited settings in force; which connections to read, and whether Azure's group."""

@@ -110,6 +110,7 @@ class GatewayServer(uvicorn.Server):
         self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
         self._worker = worker
+        self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None  # we end with it
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Has a request answered by MCP's endpoint or by the others; each has a number in logs."""
@@ -127,6 +128,9 @@ class GatewayServer(uvicorn.Server):
             _collect_rarely()
             print(f"{READY.decode()}{url}/mcp", flush=True)
             print(f"Console: {console}", file=sys.stderr, flush=True)
+        if self.beside is not None:
+            self._beside = asyncio.create_task(self.beside())
+            self._beside.add_done_callback(lambda _: self.stop())
 
     def _end_with_parent(self) -> None:
         """Ends a worker whose parent is gone: nobody else would, and it would hold the port.

@@ -36,8 +36,9 @@ class ForkedGateway:
         stderr: int,
         cwd: Path,
         variables: dict[str, str] | None = None,
+        stdin: int | None = None,
     ) -> None:
-        streams = [DupFd(stdout), DupFd(stderr)]
+        streams = [DupFd(stdout), DupFd(stderr), None if stdin is None else DupFd(stdin)]
         args = (words, str(cwd), variables or {}, *streams)
         self._process = _forking.Process(target=_run, args=args)
         self._process.start()
@@ -71,12 +72,19 @@ class ForkedGateway:
 
 
 def _run(
-    words: tuple[str, ...], cwd: str, variables: dict[str, str], stdout: Any, stderr: Any
+    words: tuple[str, ...],
+    cwd: str,
+    variables: dict[str, str],
+    stdout: Any,
+    stderr: Any,
+    stdin: Any,
 ) -> None:
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     for stream, number in ((stdout, 1), (stderr, 2)):
         os.dup2(stream.detach(), number)
+    if stdin is not None:
+        sys.stdin = os.fdopen(stdin.detach())
     os.chdir(cwd)
     sys.argv = ["gateway", *words]
     from gateway.cli import main
@@ -102,12 +110,15 @@ def _text(file: Any) -> str:
 
 
 @asynccontextmanager
-async def gateway_process(config: Path, *options: str) -> AsyncIterator[tuple[Any, str]]:
+async def gateway_process(
+    config: Path | None, *options: str, cwd: Path | None = None, **variables: str
+) -> AsyncIterator[tuple[Any, str]]:
     """`gateway serve`; the process and the address it says it is ready at."""
     reading, writing = os.pipe()
     with TemporaryFile() as told:
-        words = ("serve", "--config", str(config), "--port", "0", *options)
-        process = ForkedGateway(words, writing, told.fileno(), Path.cwd())
+        file = ("--config", str(config)) if config else ()
+        words = ("serve", *file, "--port", "0", *options)
+        process = ForkedGateway(words, writing, told.fileno(), cwd or Path.cwd(), variables)
     os.close(writing)
     protocol = asyncio.StreamReaderProtocol(process.stdout)
     pipe = os.fdopen(reading, "rb")

@@ -132,7 +132,7 @@ def connect(
     if undo:
         if name not in table:
             fail(f"{file} has no server {name!r}: nothing to undo")
-        _write(file, _without(text, file, about.key, name))
+        write_whole(file, _without(text, file, about.key, name))
         print(f"Took {name!r} out of {file}. {about.next_step}.")
         return
     entry = about.entry(f"{remote(url, token).base}/mcp", token)
@@ -143,7 +143,7 @@ def connect(
     if table.get(name, entry) != entry:
         fail(f"{file} has another server {name!r}: take it out with --undo, or give a --name")
     if name not in table:
-        _write(file, _with(text, file, about.key, name, entry))
+        write_whole(file, _with(text, file, about.key, name, entry))
     print(f"{file} has the gateway as {name!r} now. {about.next_step}.")
 
 
@@ -222,17 +222,17 @@ def _must_hold(text: str, file: Path, key: str, name: str, *, present: bool) -> 
     fail(f"{file} can't be edited safely: use --print, and edit [{key}.{name}] by hand")
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """Whole or not at all, readable by nobody else when it is new: a token may be in it."""
     target = file.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
         beside.touch(mode=0o600)
-        beside.write_text(text, encoding="utf-8")
+        beside.write_text(text, encoding="utf-8", newline="")
         beside.chmod(mode)
         beside.replace(target)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        fail(f"{file} can't be written: {error}")
+        fail(f"{file} can't be written: {error.strerror}")

@@ -124,7 +124,10 @@ async def _configuration(settings: Settings, config: Path) -> list[Finding]:
 
 
 async def _store(settings: Settings, config: Path) -> list[Finding]:
-    file, key = _sqlite_file(settings, config), config.parent / settings.store.secret_key_file
+    file, key = (
+        settings.store.file_in(config.parent),
+        config.parent / settings.store.secret_key_file,
+    )
     given, found = os.environ.get("GATEWAY_SECRET_KEY"), [*_disk(file)] if file else []
     async with _opened(settings, config) as db:
         if db is None:
@@ -137,11 +140,6 @@ async def _store(settings: Settings, config: Path) -> list[Finding]:
         await check_seal(db, load_seal(key, given))
     where = f"{file} ({file.stat().st_size / 1e6:.1f} MB)" if file else "PostgreSQL"
     return [*found, Finding("ok", "store", f"{where} can be read, and the key fits")]
-
-
-def _sqlite_file(settings: Settings, config: Path) -> Path | None:
-    url = settings.store.url_in(config.parent)
-    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite") else None
 
 
 def _disk(file: Path) -> Iterator[Finding]:
@@ -157,7 +155,7 @@ def _disk(file: Path) -> Iterator[Finding]:
 @asynccontextmanager
 async def _opened(settings: Settings, config: Path) -> AsyncIterator[Database | None]:
     """The store for reading, neither made nor brought up to date; None: there is none yet."""
-    file = _sqlite_file(settings, config)
+    file = settings.store.file_in(config.parent)
     if file is not None and not file.exists():
         yield None
         return

@@ -64,14 +64,27 @@ async def preview(what: str, kind: str | None, settings: Settings, folder: Path)
     connection = _configured(what, settings)
     in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
     name = what if connection or in_azure else "preview"
-    # What a person names at a terminal is theirs to reach; what is configured keeps to its rules.
-    rules = settings.network.rules if connection else {**settings.network.rules, "allow": ANYWHERE}
+    allow = settings.network.allow if connection else ANYWHERE
     files = folder  # of [network]: these count from config.toml whatever is inspected
     if connection is None:
         folder = Path()
         values = {"kind": "arm"} if in_azure else _values(what, kind)
         connection = parse_connection(name, values)
-    async with _reading(settings, rules, files, folder) as (discoverer, workers):
+    return await preview_connection(name, connection, settings, folder, files=files, allow=allow)
+
+
+async def preview_connection(
+    name: str,
+    connection: Connection,
+    settings: Settings,
+    folder: Path,
+    *,
+    files: Path | None = None,
+    allow: Sequence[str] = ANYWHERE,
+) -> dict[str, Any]:
+    """What a connection gives; what a person names at a terminal is theirs to reach."""
+    rules = {**settings.network.rules, "allow": allow}
+    async with reading(settings, rules, files or folder, folder) as (discoverer, workers):
         found = await discoverer.discover(Look(name, connection, settings.limits))
         is_openapi = connection.kind == "openapi"
         advice = await workers.advise(found.definition.packed) if is_openapi else ()
@@ -111,7 +124,7 @@ def print_preview(found: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def _reading(
+async def reading(
     settings: Settings, rules: Mapping[str, Any], files: Path, folder: Path
 ) -> AsyncIterator[tuple[Discoverer, Workers]]:
     """What reads definitions and servers as the gateway would, for as long as a command runs."""
@@ -242,12 +255,12 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
     found = list(_missing_files(settings, folder))
     missing = {where.split(".")[1] for where, _ in found}
     async with (
-        _reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
+        reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
         _stored(settings, folder, found) as stored,
     ):
         catalog = await _load(settings, discoverer, stored)
         states = catalog.current.connections.values()
-        worth = [state.name for state in states if _is_worth_reading(catalog.current, state)]
+        worth = [state.name for state in states if _is_worthreading(catalog.current, state)]
         names = [name for name in worth if name not in missing]
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
@@ -309,8 +322,8 @@ async def _stored(
 
 
 def _has_store(settings: Settings, folder: Path) -> bool:
-    url, key = settings.store.url_in(folder), folder / settings.store.secret_key_file
-    is_there = not url.startswith("sqlite") or Path(url.removeprefix("sqlite:///")).exists()
+    file, key = settings.store.file_in(folder), folder / settings.store.secret_key_file
+    is_there = file is None or file.exists()
     return is_there and (key.exists() or "GATEWAY_SECRET_KEY" in os.environ)
 
 
@@ -335,7 +348,7 @@ async def _load(settings: Settings, discoverer: Discoverer, stored: StoredCatalo
     return catalog
 
 
-def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
+def _is_worthreading(snapshot: Snapshot, state: ConnectionState) -> bool:
     """Whether names are compared with its operations, which can be had without starting anything.
 
     A command is not run for this, nor is one woken that waits until somebody needs it.
@@ -361,7 +374,7 @@ async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> lis
     seal = _seal(settings, folder)
     async with (
         Database(settings.store.url_in(folder)) as db,
-        _reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
+        reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
     ):
         await check_seal(db, seal)
         catalog = await _load(settings, discoverer, Unkept(db, seal))

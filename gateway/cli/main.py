@@ -7,13 +7,11 @@ one does is loaded when it runs, since most of it is heavy.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +22,8 @@ from gateway.cli import manage, tools
 from gateway.cli.bench import bench
 from gateway.cli.connect import connect
 from gateway.cli.remote import JsonOption, stdio
-from gateway.cli.terminal import Tell, fail, note, show_json, show_progress, show_table, working
+from gateway.cli.starting import CONFIG, ConfigFile, add, init, serve
+from gateway.cli.terminal import fail, note, show_json, show_table, working
 from gateway.errors import ConfigInvalid, GatewayError
 
 app = typer.Typer(
@@ -35,47 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
-CONFIG = Path("config.toml")
-
-
-@app.command()
-def serve(
-    config: ConfigOption = CONFIG,
-    host: Annotated[str | None, typer.Option(help="Over server.host.")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Over server.port; 0: a free one.")
-    ] = None,
-    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
-) -> None:
-    """Run the gateway.
-
-    Prints `Gateway ready: http://HOST:PORT/mcp` when it accepts requests. Ctrl-C and SIGTERM let
-    calls in flight finish; a second one ends at once.
-
-    Example: `gateway serve --config config.toml --port 0`
-    """
-    from gateway.config.settings import check_whole
-
-    settings = _load(config)
-    over = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    settings = settings.model_copy(update={"server": settings.server.model_copy(update=over)})
-    if problems := check_whole(settings):
-        raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
-    if settings.server.workers > 1 and not worker:
-        from gateway.server import supervise
-
-        sys.exit(supervise(settings, config.resolve()))
-    gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
-    with ExitStack() as starting:
-        starting.enter_context(working("Starting the gateway"))
-        from gateway.app import serve as serve_here
-
-        def loading(total: int) -> Tell:
-            starting.close()
-            return show_progress(total)
-
-        serve_here(settings, config.resolve(), loading, worker=worker)
+for first in (serve, init, add):  # they are listed first
+    app.command()(first)
 
 
 def _load(config: Path, level: int = logging.INFO) -> Any:
@@ -89,7 +49,7 @@ def _load(config: Path, level: int = logging.INFO) -> Any:
 
 @app.command()
 def check(
-    config: ConfigOption = CONFIG,
+    config: ConfigFile = CONFIG,
     replay: Annotated[
         int | None,
         typer.Option(min=1, max=100_000, help="Rehearse it on the last N recorded calls."),
@@ -178,7 +138,7 @@ def inspect(
         Literal["read-write", "read-only"], typer.Option(help="As someone with this access.")
     ] = "read-write",
     as_json: JsonOption = False,
-    config: ConfigOption = CONFIG,
+    config: ConfigFile = CONFIG,
 ) -> None:
     """Preview the tools of a definition or a connection.
 
@@ -212,7 +172,7 @@ def discover(
         str | None, typer.Argument(help="One connection; default: every MCP server.")
     ] = None,
     as_json: JsonOption = False,
-    config: ConfigOption = CONFIG,
+    config: ConfigFile = CONFIG,
 ) -> None:
     """Show what upstream MCP servers offer now, and every drift of the configuration from it.
 
@@ -238,7 +198,7 @@ def discover(
 
 
 @app.command()
-def doctor(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+def doctor(config: ConfigFile = CONFIG, as_json: JsonOption = False) -> None:
     """Look at all that the gateway stands on, and say what to fix.
 
     Configuration, store, clients, clock, address, limits, upstreams and certificates: a line each
@@ -255,65 +215,6 @@ def doctor(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
         findings, code = examine(config)
     show_json(shown(findings)) if as_json else print(*(each.line for each in findings), sep="\n")
     raise typer.Exit(code)
-
-
-SignIn = Literal["none", "token", "oidc"]
-_OAUTH = """
-[auth]
-mode = "oauth"                     # clients that know only the address sign people in
-
-[auth.oauth]
-"""
-_ADMIN = """
-[principals.admin]                 # for machines, and for the first sign-in to the console
-token_sha256 = "{sha256}"
-admin = true
-"""
-SIGN_IN_SECTIONS: dict[SignIn, str] = {
-    "none": """
-[auth]
-mode = "none"                      # everybody on this machine; others can't reach it
-""",
-    "token": _OAUTH
-    + """sign_in = "token"                  # with the token of their [principals] table
-""",
-    "oidc": _OAUTH
-    + """sign_in = "oidc"                   # its redirect to us: PUBLIC_URL/oauth/callback
-issuer = "https://login.example.com/tenant"
-client_id = "gateway"
-client_secret = "${OIDC_SECRET}"
-principal_claim = "email"
-""",
-}
-
-
-@app.command()
-def init(
-    config: ConfigOption = CONFIG,
-    sign_in: Annotated[
-        SignIn | None, typer.Option(help="How people prove who they are; asked if not given.")
-    ] = None,
-) -> None:
-    """Write a first config.toml: the demo, and how people sign in.
-
-    Example: `gateway init --sign-in token`
-    """
-    if config.exists():
-        raise ConfigInvalid([f"{config}: is there already; `gateway check` says what it lacks"])
-    if sign_in is None:
-        words = "How do people sign in? none (this machine only), token, oidc"
-        sign_in = typer.prompt(words, default="none") if sys.stdin.isatty() else "none"
-    if sign_in not in SIGN_IN_SECTIONS:
-        raise ConfigInvalid([f"--sign-in: must be one of {', '.join(SIGN_IN_SECTIONS)}"])
-    from gateway.config.settings import new_token
-
-    made, digest = new_token()
-    admin = "" if sign_in == "none" else _ADMIN.format(sha256=digest)
-    text = f"[demo]\nenabled = true\n{SIGN_IN_SECTIONS[sign_in]}{admin}"
-    config.write_text(f"# `gateway check` validates this file.\n{text}", encoding="utf-8")
-    print(f"Wrote {config}. Start with: gateway serve --config {config}")
-    if admin:
-        print(f"The admin's token, shown once: {made}")
 
 
 @app.command()

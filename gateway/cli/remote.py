@@ -17,14 +17,15 @@ import inspect
 import io
 import os
 import re
-import stat
 import sys
+import threading
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -40,6 +41,7 @@ from gateway.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TOLD_ITEMS,
     MOMENT_SECONDS,
+    STEP_BYTES,
 )
 
 VERSION = "2026-07-28"
@@ -328,32 +330,32 @@ def stdio(url: UrlOption = None, token: TokenOption = None) -> None:
 
     Example, in a client's configuration: `gateway stdio --url http://127.0.0.1:8080/mcp`
     """
-    asyncio.run(_bridge(remote(url, token)))
+    asyncio.run(carry(remote(url, token), sys.stdout.buffer))
 
 
-async def _bridge(gateway: Remote) -> None:
+async def carry(gateway: Remote, out: BinaryIO) -> None:
+    """Carries messages between standard streams and the gateway until standard input ends."""
     headers = {**gateway.headers, "Accept": "application/json, text/event-stream"}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with aiohttp.ClientSession(
         headers=headers, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES
     ) as http:
-        await Bridge(http, f"{gateway.base}/mcp").run()
+        await Bridge(http, f"{gateway.base}/mcp", out).run()
 
 
 class Bridge:
     """One client on standard input and output."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
-        self._http = http
-        self._url = url
+    def __init__(self, http: aiohttp.ClientSession, url: str, out: BinaryIO) -> None:
+        self._http, self._url, self._out = http, url, out
         self._session: dict[str, str] = {}  # the headers that every request of it has
 
     async def run(self) -> None:
         """Carries messages until standard input ends, then lets answers arrive."""
-        reader, stream = await _stdin(), None
+        stream = None
         async with asyncio.TaskGroup() as carrying:
-            while line := await reader.readline():
-                if (message := _read_line(line)) is None:
+            async for line in _read_lines():
+                if (message := self._read_line(line)) is None:
                     continue
                 task = carrying.create_task(self._carry(message))
                 if message.get("method") == "initialize":
@@ -369,7 +371,7 @@ class Bridge:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            _excuse(message, f"the gateway can't be reached: {type(error).__name__}")
+            self._excuse(message, f"the gateway can't be reached: {type(error).__name__}")
 
     async def _post(self, message: dict[str, Any]) -> None:
         headers = {**self._session, **_routing(message)}
@@ -387,7 +389,7 @@ class Bridge:
         except orjson.JSONDecodeError:
             value = None
         if not isinstance(value, dict) or "jsonrpc" not in value:
-            _excuse(message, f"the gateway answered {answer.status}")
+            self._excuse(message, f"the gateway answered {answer.status}")
             return
         if value.get("id") is None and "id" in message:
             value["id"] = message["id"]
@@ -402,7 +404,7 @@ class Bridge:
         version = (value.get("result") or {}).get("protocolVersion")
         if self._session and isinstance(version, str):
             self._session["MCP-Protocol-Version"] = version
-        _write(value)
+        self._write(value)
 
     async def _stream(self) -> None:
         """Holds the stream of the session, and takes it up again when it breaks."""
@@ -422,24 +424,30 @@ class Bridge:
                 async with asyncio.timeout(2):
                     await self._http.delete(self._url, headers=self._session)
 
+    def _read_line(self, line: bytes) -> dict[str, Any] | None:
+        """The message in a line; None: there is none, and its sender was told so."""
+        if not line.strip():
+            return None
+        try:
+            message: dict[str, Any] = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            self._write_error(None, -32700, "Parse error")
+            return None
+        return message
 
-def _read_line(line: bytes) -> dict[str, Any] | None:
-    """The message in a line; None: there is none, and its sender was told so."""
-    if not line.strip():
-        return None
-    try:
-        message: dict[str, Any] = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        _write_error(None, -32700, "Parse error")
-        return None
-    return message
+    def _excuse(self, message: dict[str, Any], why: str) -> None:
+        if "id" in message and "method" in message:
+            self._write_error(message["id"], -32603, why)
+        else:
+            note(why)
 
+    def _write_error(self, id: Any, code: int, message: str) -> None:
+        self._write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
 
-def _excuse(message: dict[str, Any], why: str) -> None:
-    if "id" in message and "method" in message:
-        _write_error(message["id"], -32603, why)
-    else:
-        note(why)
+    def _write(self, message: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the client is gone, and its input ends next
+            self._out.write(orjson.dumps(message) + b"\n")
+            self._out.flush()
 
 
 def _routing(message: dict[str, Any]) -> dict[str, str]:
@@ -454,23 +462,28 @@ def _routing(message: dict[str, Any]) -> dict[str, str]:
     return headers | ({"Mcp-Name": name} if isinstance(name, str) else {})
 
 
-async def _stdin() -> asyncio.StreamReader:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
-    mode = os.fstat(0).st_mode if sys.stdin else 0
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0)):
-        # A file, or nothing at all, can't be waited for: it is there already.
-        reader.feed_data(sys.stdin.buffer.read() if sys.stdin else b"")
-        reader.feed_eof()
-        return reader
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
+async def _read_lines() -> AsyncIterator[bytes]:
+    """The lines of standard input, read by a thread: of files, pipes and terminals, everywhere.
 
+    The thread reads the descriptor itself, since a lock of Python's own stream would keep the
+    process from ending while the thread waits.
+    """
+    loop, chunks, line = asyncio.get_running_loop(), asyncio.Queue[bytes](1), bytearray()
 
-def _write_error(id: Any, code: int, message: str) -> None:
-    _write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
+    def read() -> None:
+        chunk = b" "
+        with suppress(RuntimeError, CancelledError):  # the loop has ended
+            while chunk:
+                chunk = b""
+                with suppress(OSError, AttributeError, ValueError):  # it is closed, or none at all
+                    chunk = os.read(sys.stdin.fileno(), STEP_BYTES)
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
 
-
-def _write(message: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(orjson.dumps(message) + b"\n")
-    sys.stdout.buffer.flush()
+    threading.Thread(target=read, daemon=True).start()
+    while (chunk := await chunks.get()) and len(line) < MAX_MESSAGE_BYTES:
+        for piece in chunk.splitlines(keepends=True):
+            line += piece
+            if piece.endswith(b"\n"):
+                yield bytes(line)
+                line.clear()
+    yield bytes(line)

@@ -38,6 +38,7 @@ log = structlog.get_logger("gateway.reload")
 Apply = Callable[[Settings], Awaitable[None]]
 Report = Callable[[str | None], None]
 RESTART = "needs a restart: "  # what is reported of keys that are read at start only
+Adjust = Callable[[Settings], Settings]  # puts what a command line says over what a file says
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 _connection = TypeAdapter[Any](AnyConnection)
@@ -60,6 +61,13 @@ def parse_settings(
         document = tomllib.loads(text.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid([f"{name}: not valid TOML: {error}"]) from error
+    return settings_of(document, name, environment)
+
+
+def settings_of(
+    document: Mapping[str, Any], name: str, environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings in a document that was read; `name` stands before each problem."""
     problems: list[str] = []
     environment = os.environ if environment is None else environment
     expanded = _expand(document, environment, "", problems)
@@ -70,9 +78,14 @@ def parse_settings(
         problems += [line for line in describe(error) if line.partition(": ")[0] not in unset]
     if problems:
         raise ConfigInvalid([f"{name}: {problem}" for problem in problems])
+    refuse_parts(settings, name)
+    return settings
+
+
+def refuse_parts(settings: Settings, name: str) -> None:
+    """Raises ConfigInvalid where parts of the settings don't go together."""
     if whole := check_whole(settings):
         raise ConfigInvalid([f"{name}: {where}: {what}" for where, what in whole])
-    return settings
 
 
 def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
@@ -239,9 +252,14 @@ def _first_variable(value: Any, where: str) -> str | None:
 # --- config.toml, watched ------------------------------------------------------------------------
 
 
-async def watch(config: Path, first: Settings, apply: Apply, report: Report) -> None:
-    """Applies each good edit of the file, for ever; `report` gets what is wrong, or None."""
-    live = Watched(config, first, apply, report)
+async def watch(
+    config: Path, first: Settings, adjust: Adjust, apply: Apply, report: Report
+) -> None:
+    """Applies each good edit of the file, for ever; `report` gets what is wrong, or None.
+
+    There need not be a file yet. `adjust` has been applied to the first settings.
+    """
+    live = Watched(config, first, first, adjust, apply, report)
     await live.look()
     async for _ in awatch(
         config.parent,
@@ -258,10 +276,11 @@ class Watched:
     """The configuration that is in force, and the last text that was looked at."""
 
     config: Path
+    at_start: Settings
     current: Settings
+    adjust: Adjust
     apply: Apply
     report: Report
-    at_start: Settings | None = None  # as in the file; options may stand over it
     seen: bytes | None = None
 
     async def look(self) -> None:
@@ -274,7 +293,9 @@ class Watched:
             return
         self.seen = text
         try:
-            await self._take(parse_settings(text, str(self.config)))
+            settings = self.adjust(parse_settings(text, str(self.config)))
+            refuse_parts(settings, str(self.config))
+            await self._take(settings)
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self.report(str(error))
@@ -284,7 +305,6 @@ class Watched:
             self.seen = None  # it is tried again
 
     async def _take(self, settings: Settings) -> None:
-        self.at_start = self.at_start or settings
         waiting = restart_keys(self.at_start, settings)
         live = settings.model_copy(
             update={table: getattr(self.current, table) for table in RESTART_TABLES}

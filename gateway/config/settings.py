@@ -61,10 +61,15 @@ class Store(Table):
             raise ValueError("must start with sqlite:/// or postgresql://")
         return url
 
-    def url_in(self, folder: Path) -> str:
-        """The address; a relative SQLite path counts from the folder of config.toml."""
+    def file_in(self, folder: Path) -> Path | None:
+        """SQLite's file, seen from the folder of config.toml; None: the store is no file."""
         place = self.url.removeprefix("sqlite:///")
-        return self.url if place == self.url else f"sqlite:///{(folder / place).resolve()}"
+        return None if place == self.url else (folder / place).resolve()
+
+    def url_in(self, folder: Path) -> str:
+        """The address, with the whole path of a file."""
+        file = self.file_in(folder)
+        return self.url if file is None else f"sqlite:///{file}"
 
 
 class EnterpriseSettings(Table):

@@ -20,11 +20,12 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     """A command on a terminal of its own, and all that it has shown so far."""
 
-    def __init__(self, *words: str, **environment: str) -> None:
+    def __init__(self, *words: str, cwd: str | Path = "", **environment: str) -> None:
         self._screen, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environment = {"TERM": "xterm", "COLUMNS": "80", **environment}
-        self.process = ForkedGateway(words, other, other, Path.cwd(), environment)
+        folder = Path.cwd() / cwd
+        self.process = ForkedGateway(words, other, other, folder, environment, stdin=other)
         os.close(other)
         self.shown = ""
 
@@ -33,6 +34,10 @@ class Terminal:
         async with asyncio.timeout(START_SECONDS):
             while words not in " ".join(self.shown.split()):
                 assert await self._read(), self.shown
+
+    def type(self, line: str) -> None:
+        """What a person types, with Enter."""
+        os.write(self._screen, f"{line}\n".encode())
 
     async def interrupt(self) -> int:
         """Ctrl-C, then the end."""

@@ -1,0 +1,258 @@
+"""config.toml, written: a first one by `gateway init`, one connection more by `gateway add`.
+
+A file that is there keeps every line and comment: a table is put at its end, and an address into
+`network.allow` where this machine's own must be reached. What comes out is read again before it is
+kept; where it would say anything else than before and the new table, nothing is written and the
+lines are printed for a person to add. A file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import tomlkit
+import typer
+
+from gateway.cli.connect import write_whole
+from gateway.cli.inspect import preview_connection, print_preview
+from gateway.cli.named import LOOPBACK, NamedApi, Options, connection_of, free_name, header_of
+from gateway.cli.terminal import fail, note, show_json, working
+from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
+from gateway.config.reading import VARIABLE, parse_settings
+from gateway.config.settings import Settings, new_token
+from gateway.errors import ConfigInvalid
+
+HEAD = """\
+# The gateway's configuration. `gateway check` validates it; edits are live at once. Paths count
+# from here, ${NAME} in a string is the environment's. The project's own config.toml has every key.
+"""
+SIGN_IN = {
+    "none": """
+[auth]
+mode = "none"                      # everybody on this machine; others can't reach it
+""",
+    "token": """
+[auth]
+mode = "oauth"                     # clients that know only the address sign people in
+
+[auth.oauth]
+sign_in = "token"                  # with the token of their [principals] table
+""",
+    "oidc": """
+[auth]
+mode = "oauth"                     # clients that know only the address sign people in
+
+[auth.oauth]
+sign_in = "oidc"                   # its redirect to us: PUBLIC_URL/oauth/callback
+issuer = "https://login.example.com/tenant"
+client_id = "gateway"
+client_secret = "${OIDC_SECRET}"
+principal_claim = "email"
+""",
+}
+ADMIN = """
+[principals.admin]                 # for machines, and for the first sign-in to the console
+token_sha256 = "{sha256}"          # `gateway token` makes others
+admin = true
+"""
+DEMO = """
+[demo]
+enabled = true                     # a small bookshop to try things with
+
+# An API of your own: `gateway add openapi.yaml` writes such a table, with a preview before.
+# [connections.shop]
+# kind = "openapi"
+# spec = "openapi.yaml"            # a path, which is watched, or a URL
+# auth = { type = "bearer", token = "${SHOP_TOKEN}" }
+"""
+
+
+def write_first(config: Path, sign_in: str, api: str | None) -> None:
+    """A first config.toml, with the demo or an API of one's own; never over another one."""
+    made, digest = new_token()
+    text = HEAD + SIGN_IN[sign_in] + ("" if sign_in == "none" else ADMIN.format(sha256=digest))
+    if api is None:
+        text += DEMO
+    else:
+        named, found = _preview(api, Options(), None, config, Settings())
+        print_preview(found)
+        text = _with_connection(text, named)
+    try:
+        with config.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigInvalid([f"{config}: can't be written: {error.strerror}"]) from error
+    print(f"Wrote {config}. Start with: gateway serve")
+    if sign_in != "none":
+        print(f"The admin's token, shown once: {made}")
+
+
+def add_connection(
+    config: Path, what: str, options: Options, name: str | None, *, yes: bool, as_json: bool
+) -> None:
+    """Puts one API into config.toml, once a person has seen what it gives and said so."""
+    text = _read(config) if config.exists() else HEAD + SIGN_IN["none"]
+    document = _parse(text, config)
+    settings = _lenient_settings(text, config)
+    api, found = _preview(what, options, name, config, settings, document.get("connections", {}))
+    after = _with_connection(text, api)
+    _refuse_damage(document, after, api, config)
+    block = _spell(api)
+    if not as_json:
+        print_preview(found)
+        print(f"\n{block}")
+        if missing := _missing(document, api):
+            print(f"network.allow gets {', '.join(missing)}: it is on this machine or network.")
+    if not yes:
+        if not sys.stdin.isatty():
+            fail(f"Nothing is written: --yes puts it into {config} without asking.", 2)
+        typer.confirm(f"Put it into {config}?", abort=True)
+    write_whole(config, after)
+    if as_json:
+        show_json(found | {"connection": api.name, "config": str(config)})
+    else:
+        print(f"{config} has {api.name} now. A gateway that runs on it follows at once.")
+    for variable in _unset(block):
+        note(f"The gateway needs the environment variable {variable}, which is not set here.")
+
+
+# --- the preview ----------------------------------------------------------------------------------
+
+
+def _preview(
+    what: str,
+    options: Options,
+    name: str | None,
+    config: Path,
+    settings: Settings,
+    taken: Iterable[str] = (),
+) -> tuple[NamedApi, dict[str, Any]]:
+    """The API by its name, and what it gives now."""
+    taken = {*taken, "demo"}
+    if name is not None and not NAME_PATTERN.fullmatch(name):
+        raise ConfigInvalid([f"--name: must be {NAME_RULE}"])
+    if name in taken:
+        raise ConfigInvalid(
+            [f"{config}: connections.{name}: is there already; give another --name"]
+        )
+    for header, value in map(header_of, options.headers):
+        if SECRET_NAME.search(header) and not VARIABLE.search(value):
+            words = f"secrets are not written down; say '{header}=${{VARIABLE}}', quoted like this"
+            raise ConfigInvalid([f"--header: {words}"])
+    folder = config.resolve().parent
+
+    async def look() -> tuple[NamedApi, dict[str, Any]]:
+        api = await options.read(what, settings, folder, name or free_name(what, taken))
+        environment = {**dict.fromkeys(_unset(_spell(api)), "unset"), **os.environ}
+        connection = connection_of(api.table, environment)
+        return api, await preview_connection(api.name, connection, settings, folder)
+
+    with working(f"Reading {what}"):
+        api, found = asyncio.run(look())
+    if _is_local(found.get("base_url") or ""):
+        allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))
+        api = NamedApi(api.what, api.name, api.table, allow)
+    return api, found
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _unset(text: str) -> list[str]:
+    """The variables without a default that a text names and this environment has not."""
+    named = VARIABLE.findall(text)
+    return [variable for variable, default in named if not default and variable not in os.environ]
+
+
+def _lenient_settings(text: str, config: Path) -> Settings:
+    """What the file says of networks and limits; its variables may be the gateway's alone."""
+    environment = {**dict.fromkeys(_unset(text), "unset"), **os.environ}
+    return parse_settings(text.encode(), str(config), environment)
+
+
+# --- the text -------------------------------------------------------------------------------------
+
+
+def _read(config: Path) -> str:
+    try:
+        return config.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid([f"{config}: can't be read: {error}"]) from error
+
+
+def _parse(text: str, config: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigInvalid([f"{config}: not valid TOML: {error}"]) from error
+
+
+def _with_connection(text: str, api: NamedApi) -> str:
+    """The text with a table more at its end, and the addresses that it needs."""
+    document = tomlkit.parse(text.removeprefix("\ufeff"))
+    if missing := _missing(document.unwrap(), api):
+        network = document.setdefault("network", tomlkit.table())
+        allow = network.setdefault("allow", tomlkit.array())
+        allow.extend(missing)
+    mark = "\ufeff" * text.startswith("\ufeff")
+    newline = "\r\n" if "\r\n" in text else "\n"
+    block = f"\n\n{_spell(api)}".replace("\n", newline)
+    return f"{mark}{tomlkit.dumps(document).rstrip()}{block}"
+
+
+def _missing(document: Mapping[str, Any], api: NamedApi) -> list[str]:
+    """What of its addresses `network.allow` does not have yet."""
+    known = [ipaddress.ip_network(each, strict=False) for each in _allowed(document)]
+    wanted = map(ipaddress.ip_network, api.allow)
+    return [
+        str(each)
+        for each in wanted
+        if not any(each.version == net.version and each.subnet_of(net) for net in known)  # type: ignore[arg-type]
+    ]
+
+
+def _allowed(document: Mapping[str, Any]) -> list[str]:
+    return list(document.get("network", {}).get("allow", ()))
+
+
+def _refuse_damage(before: dict[str, Any], text: str, api: NamedApi, config: Path) -> None:
+    """Ends the command where the text does not say what it did, and the new table."""
+    wanted = {**before, "connections": {**before.get("connections", {}), api.name: api.table}}
+    if missing := _missing(before, api):
+        network = before.get("network", {})
+        wanted["network"] = {**network, "allow": [*_allowed(before), *missing]}
+    try:
+        if tomllib.loads(text.removeprefix("\ufeff")) == wanted:
+            return
+    except tomllib.TOMLDecodeError:
+        pass
+    fail(f"{config} can't be edited safely; add this to it by hand:\n\n{_spell(api)}")
+
+
+def _spell(api: NamedApi) -> str:
+    lines = (f"{key} = {_value(value)}" for key, value in api.table.items())
+    return "\n".join([f"[connections.{api.name}]", *lines, ""])
+
+
+def _value(value: Any) -> str:
+    """A value in the words of TOML, which has JSON's strings."""
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    bare = re.compile(r"[A-Za-z0-9_-]+")
+    pairs = ((key if bare.fullmatch(key) else json.dumps(key), value[key]) for key in value)
+    return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in pairs) + " }"
