@@ -13,7 +13,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from errno import EACCES
@@ -21,17 +21,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.app import Beside, Place
-from gateway.app import serve as serve_here
 from gateway.cli.named import NamedApi, Options, free_name
 from gateway.cli.remote import Remote, carry
 from gateway.cli.terminal import Tell, note, show_progress, working
 from gateway.config.reading import Adjust, read_settings, refuse_parts, settings_of
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
-from gateway.server import supervise
 from gateway.telemetry import set_up
 
+Beside = Callable[[str], Coroutine[Any, Any, None]] | None
 OPEN = {"auth": {"mode": "none"}}  # on loopback, which is the default
 
 
@@ -62,16 +60,17 @@ def serve_on(
         ground = _find_ground(config, specs, stdio, ending)
         with working("Asking what is there"):
             apis = asyncio.run(_name_apis(specs, options, ground))
-        adjust = _adjuster(apis, over)
+        names, adjust = [api.name for api in apis], _adjuster(apis, over)
         settings = adjust(ground.settings)
         refuse_parts(settings, ground.source)
         _refuse_folder(settings, ground)
         beside = _client_on_stdio(settings) if stdio else None
         if settings.server.workers > 1 and not worker:
+            from gateway.server import supervise
+
             sys.exit(supervise(settings, ground.config))
-        needed = [api.name for api in apis]
-        place = Place(ground.config, "", 0, adjust if ground.watched else None, needed)
-        _serve_place(settings, place, worker, beside)
+        follow = adjust if ground.watched else None
+        _serve_here(settings, (ground.config, "", 0, follow, names), worker, beside)
 
 
 def _find_ground(
@@ -156,13 +155,14 @@ def _client_on_stdio(settings: Settings) -> Beside:
     return lambda url: carry(Remote(url, token), out)
 
 
-def _serve_place(settings: Settings, place: Place, worker: bool, beside: Beside) -> None:
+def _serve_here(settings: Settings, place: tuple[Any, ...], worker: bool, beside: Beside) -> None:
     gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
     with ExitStack() as starting:
         starting.enter_context(working("Starting the gateway"))
+        from gateway.app import Place, serve  # takes a second
 
         def loading(total: int) -> Tell:
             starting.close()
             return show_progress(total)
 
-        serve_here(settings, place, loading, worker=worker, beside=beside)
+        serve(settings, Place(*place), loading, worker=worker, beside=beside)
