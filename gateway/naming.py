@@ -26,13 +26,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.limits import (
-    CHARS_A_TOKEN,
-    MAX_PROBLEMS,
-    MAX_PROPERTY_WORDS,
-    MAX_TOOL_NAME,
-    NAME_CHARS,
-)
+from gateway import limits
 from gateway.markup import plain_text
 from gateway.model import (
     OWN_TOOL_NAMES,
@@ -68,7 +62,7 @@ def tool_names(
     shared = _shared(plain)
     taken: dict[str, None] = {}
     for index, (name, operation) in enumerate(zip(plain, operations, strict=True)):
-        if (name in shared and index not in kept) or len(name) > MAX_TOOL_NAME:
+        if (name in shared and index not in kept) or len(name) > limits.MAX_TOOL_NAME:
             name = _with_suffix(name, operation)
         candidate, turn = name, 0
         while candidate in taken:  # an operation's id may look like another's suffixed name
@@ -90,7 +84,9 @@ def _shared(names: Sequence[str]) -> Mapping[str, str]:
 def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
     """The names that an operation can't have for itself, and what it gets instead."""
     shared = _shared([prefix + local_name(operation) for operation in operations])
-    return [Problem("info", name, told) for name, told in islice(shared.items(), MAX_PROBLEMS)]
+    return [
+        Problem("info", name, told) for name, told in islice(shared.items(), limits.MAX_PROBLEMS)
+    ]
 
 
 def local_name(operation: Nameable) -> str:
@@ -141,7 +137,7 @@ def snake_case(text: str) -> str:
 def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
     text = f"{operation.method.upper()} {operation.path}{salt}"
     suffix = f"_{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
-    return name[: MAX_TOOL_NAME - len(suffix)] + suffix
+    return name[: limits.MAX_TOOL_NAME - len(suffix)] + suffix
 
 
 # --- names in configuration -----------------------------------------------------------------------
@@ -198,7 +194,7 @@ def unmatched(
         for pattern in source.operations
         if not _means_any(pattern, names) and not _means_any(pattern, given)
     ]
-    return problems[:MAX_PROBLEMS]
+    return problems[: limits.MAX_PROBLEMS]
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
@@ -294,7 +290,7 @@ def tool_annotations(title: str, access: Access, method: str) -> dict[str, str |
 
 def token_cost(entry: bytes) -> int:
     """About how much of a model's context one entry takes: a token is 4.6 characters on average."""
-    return math.ceil(len(entry.decode()) / CHARS_A_TOKEN)
+    return math.ceil(len(entry.decode()) / limits.CHARS_A_TOKEN)
 
 
 def listed_tokens(tool: Tool, form: str) -> int:
@@ -327,7 +323,7 @@ def passage(value: Any, length: int) -> str:
 
 def property_description(raw: Mapping[str, Any]) -> str:
     """What an input means: its description and the names of its values."""
-    text = passage(_for_model(raw), MAX_PROPERTY_WORDS)
+    text = passage(_for_model(raw), limits.MAX_PROPERTY_WORDS)
     if "x-ms-enum-values" not in raw:
         return text
     return f"{text} {_enum_words(raw)}".strip()
@@ -351,7 +347,7 @@ def _enum_words(raw: Mapping[str, Any]) -> str:
 def tool_title(raw: Mapping[str, Any], fallback: str) -> str:
     """The operation's title: its summary, else its name in words."""
     keys = ("x-ms-summary", "summary", "x-ms-name-for-model")
-    said = next((text for key in keys if (text := phrase(raw.get(key), NAME_CHARS))), "")
+    said = next((text for key in keys if (text := phrase(raw.get(key), limits.NAME_CHARS))), "")
     words = fallback.replace("_", " ").strip()
     return said or words[:1].upper() + words[1:]
 

@@ -21,16 +21,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from gateway import limits
 from gateway.azure.connector import API_VERSION
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
-from gateway.limits import (
-    AZURE_BYTES,
-    AZURE_PAUSE_SECONDS,
-    AZURE_TRIES,
-    LARGE_BYTES,
-    MAX_LIST_PAGES,
-)
 from gateway.model import BuiltStatus, digest
 from gateway.naming import cut, visible
 from gateway.openapi.document import mapping, sequence, text_of
@@ -52,7 +46,7 @@ class ArmClient:
 
     async def ask(self, azure: Azure, method: str, path: str, body: Any = None) -> Any:
         """The JSON that comes of a request; None where nothing does."""
-        answer = await self._exchange(azure, method, _url(azure, path), body, AZURE_BYTES)
+        answer = await self._exchange(azure, method, _url(azure, path), body, limits.AZURE_BYTES)
         return await _json(answer.body) if answer.body.strip() else None
 
     async def find(self, azure: Azure, path: str, method: str = "GET") -> dict[str, Any] | None:
@@ -68,8 +62,8 @@ class ArmClient:
     async def pages(self, azure: Azure, path: str) -> AsyncIterator[Any]:
         """The entries of a list, page by page. A list that can't be read to its end is an error."""
         url = _url(azure, path)
-        for _ in range(MAX_LIST_PAGES):
-            answer = await self._exchange(azure, "GET", url, None, AZURE_BYTES)
+        for _ in range(limits.MAX_LIST_PAGES):
+            answer = await self._exchange(azure, "GET", url, None, limits.AZURE_BYTES)
             page = mapping(await _json(answer.body))
             if not isinstance(page.get("value"), list):
                 raise UpstreamFailed("upstream_error", "Azure's answer is not a list.")
@@ -78,7 +72,7 @@ class ArmClient:
             if not (following := text_of(page.get("nextLink"))):
                 return
             url = _on_same_host(azure, following)
-        words = f"Azure's list has more than {MAX_LIST_PAGES} pages."
+        words = f"Azure's list has more than {limits.MAX_LIST_PAGES} pages."
         raise UpstreamFailed("upstream_error", words)
 
     async def _exchange(
@@ -89,7 +83,7 @@ class ArmClient:
             headers.append(("Content-Type", "application/json"))
         data = orjson.dumps(body) if body is not None else None
         request = Request(method, url, tuple(headers), data)
-        for _ in range(AZURE_TRIES):
+        for _ in range(limits.AZURE_TRIES):
             await self._wait()
             answer = await self._send(azure, request, max_bytes)
             if answer.status != 429:
@@ -100,7 +94,7 @@ class ArmClient:
     async def _wait(self) -> None:
         """Waits out a pause that Azure asked for, unless it is too long to keep anyone waiting."""
         seconds = self._paused_until - time.monotonic()
-        if seconds > AZURE_PAUSE_SECONDS:
+        if seconds > limits.AZURE_PAUSE_SECONDS:
             raise self._throttled()
         if seconds > 0:
             await asyncio.sleep(seconds)
@@ -171,7 +165,7 @@ def _words(body: bytes) -> str:
 
 async def _json(body: bytes) -> Any:
     try:
-        if len(body) > LARGE_BYTES:
+        if len(body) > limits.LARGE_BYTES:
             return await asyncio.to_thread(orjson.loads, body)
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -20,19 +20,13 @@ import orjson
 import structlog
 from cachetools import TTLCache
 
+from gateway import limits
 from gateway.azure.arm import ArmClient, Resource, Send, is_id, is_missing, read_resource
 from gateway.azure.connector import Facts
 from gateway.azure.lookup_rules import walk
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
-from gateway.limits import (
-    FETCH_SECONDS,
-    KEEP_SECONDS,
-    MAX_REMEMBERED,
-    PARALLEL_REFRESHES,
-    SUMMARY_CHARS,
-)
 from gateway.naming import cut, visible
 from gateway.openapi.document import mapping, sequence, text_of
 
@@ -62,8 +56,8 @@ class AzureDirectory:
         self._return_address = return_address  # for who signed in for a resource
         self._identity = identity  # objectId and tenantId of those we are to Azure
         # Each with the time at which it was asked for: nobody is given what is older than wanted.
-        self._known: _Memory = TTLCache(3 * MAX_REMEMBERED, KEEP_SECONDS)
-        self._exports: _Memory = TTLCache(PARALLEL_REFRESHES, KEEP_SECONDS)
+        self._known: _Memory = TTLCache(3 * limits.MAX_REMEMBERED, limits.KEEP_SECONDS)
+        self._exports: _Memory = TTLCache(limits.PARALLEL_REFRESHES, limits.KEEP_SECONDS)
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def listing(self) -> bytes:
@@ -73,8 +67,10 @@ class AzureDirectory:
         async for entry in self._client.pages(azure, connections_path(azure)):
             if (resource := read_resource(entry)) is not None:
                 found[resource.id.lower()] = resource
-            if len(found) > MAX_REMEMBERED:
-                raise DefinitionUnreadable(f"the group has over {MAX_REMEMBERED} connections")
+            if len(found) > limits.MAX_REMEMBERED:
+                raise DefinitionUnreadable(
+                    f"the group has over {limits.MAX_REMEMBERED} connections"
+                )
         self._known.update({key: (asked_at, resource) for key, resource in found.items()})
         return orjson.dumps([_kept(found[key]) for key in sorted(found)])
 
@@ -158,7 +154,7 @@ class AzureDirectory:
         try:
             id_ = resource_id(self._configured(), name, settings)
             ask = partial(self._consent_link, id_)
-            async with asyncio.timeout(FETCH_SECONDS):
+            async with asyncio.timeout(limits.FETCH_SECONDS):
                 return await self._remembered(self._known, _consent(id_), ask)
         except (GatewayError, TimeoutError) as error:
             log.warning("no consent link", connection=name, error=str(error))
@@ -347,7 +343,7 @@ def _operation_row(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(entry: Any, path: str) -> str:
-    return cut(visible(text_of(walk(entry, path))).strip(), SUMMARY_CHARS)
+    return cut(visible(text_of(walk(entry, path))).strip(), limits.SUMMARY_CHARS)
 
 
 def _body(

@@ -22,13 +22,8 @@ from mcp_types.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
 from pydantic import ValidationError
 from starlette.types import Receive, Send
 
+from gateway import limits
 from gateway.errors import Fixable
-from gateway.limits import (
-    MAX_QUEUED,
-    PING_SECONDS,
-    PREVIEW_CHARS,
-    SEND_SECONDS,
-)
 from gateway.model import json_bytes, json_value, read_json
 from gateway.web.guard import EVENT_STREAM_HEADERS, PING, event_frame, respond
 
@@ -106,7 +101,7 @@ def check_params(message: Message, version: str) -> None:
     if message.method == "tools/call" and isinstance(message.params.get("arguments"), dict):
         params = {**message.params, "arguments": {}}
     written = json_bytes(params)
-    check = _check_written if len(written) <= PREVIEW_CHARS else _check_written.__wrapped__
+    check = _check_written if len(written) <= limits.PREVIEW_CHARS else _check_written.__wrapped__
     try:
         check(message.method, version, written)
     except KeyError:
@@ -160,7 +155,7 @@ class Reply:
 
     def say(self, frame: bytes, droppable: bool = True) -> None:
         """Sends a frame ahead of the answer, without waiting for it to be read."""
-        full = droppable and len(self._queue) >= MAX_QUEUED
+        full = droppable and len(self._queue) >= limits.MAX_QUEUED
         if self._closed or not self.streaming or full:
             return
         self._queue.append(frame)
@@ -170,7 +165,7 @@ class Reply:
     async def _empty_queue(self) -> None:
         try:
             while self._queue:
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout(limits.SEND_SECONDS):
                     await self._send_frame(self._queue.popleft())
         except (TimeoutError, OSError):
             self.leave()
@@ -195,7 +190,7 @@ class Reply:
     async def _attend(self, receive: Receive) -> None:
         while True:
             try:
-                async with asyncio.timeout(PING_SECONDS):
+                async with asyncio.timeout(limits.PING_SECONDS):
                     message = await receive()
             except TimeoutError:
                 self.say(PING)

@@ -32,18 +32,9 @@ from cachetools import LRUCache
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
+from gateway import limits
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Overloaded, Unauthenticated, UpstreamRefused
-from gateway.limits import (
-    LINGER_SECONDS,
-    MAX_QUEUED,
-    MAX_REMEMBERED,
-    MAX_STREAMS_PER_PRINCIPAL,
-    MAX_WATCHED,
-    MOMENT_SECONDS,
-    SESSION_SECONDS,
-    SETTLE_SECONDS,
-)
 from gateway.model import Principal, Scope
 from gateway.store.cluster import heard_within, keep_wish_in, signal_soon
 from gateway.store.database import Database
@@ -86,7 +77,7 @@ class ClientStream:
         self, key: object, method: str, params: Mapping[str, Any], id: str | None = None
     ) -> None:
         """Says something soon, in place of what was not read yet under the same key."""
-        if key in self._unsaid or len(self._unsaid) < MAX_QUEUED:
+        if key in self._unsaid or len(self._unsaid) < limits.MAX_QUEUED:
             self._unsaid[key] = self.frame(method, params, id)
             self.woken.set()
 
@@ -115,7 +106,7 @@ class ClientStream:
 class Streams:
     """All open streams of this process."""
 
-    most_of_a_principal = MAX_STREAMS_PER_PRINCIPAL
+    most_of_a_principal = limits.MAX_STREAMS_PER_PRINCIPAL
 
     def __init__(self, identity: Identity, wishes: Wishes, lists: Lists, offers: Offers) -> None:
         self._identity = identity
@@ -124,7 +115,7 @@ class Streams:
         self._offers = offers
         self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()  # by principal: some have very many
-        self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_REMEMBERED)
+        self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(limits.MAX_REMEMBERED)
         self._closing = False
         self._woken = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -169,8 +160,8 @@ class Streams:
     async def _keep(self) -> None:
         """Compares after each burst of changes, and once in a while for what nobody tells of."""
         while self._open:
-            if await heard_within(self._woken, MOMENT_SECONDS):
-                await asyncio.sleep(SETTLE_SECONDS)
+            if await heard_within(self._woken, limits.MOMENT_SECONDS):
+                await asyncio.sleep(limits.SETTLE_SECONDS)
                 self._woken.clear()
             await self._compare()
 
@@ -275,14 +266,14 @@ class Wishes:
     """The wishes of all clients of this process."""
 
     def __init__(
-        self, requests: UpstreamRequests, db: Database, linger: float = LINGER_SECONDS
+        self, requests: UpstreamRequests, db: Database, linger: float = limits.LINGER_SECONDS
     ) -> None:
         self._upstreams = requests.upstreams
         self._db = db
         self._linger = linger  # for a client to open its stream, or to open it again
         self._own_name = secrets.token_hex(8)
         # The one that was used least of late makes room.
-        self._holders: LRUCache[str, Holder] = LRUCache(MAX_REMEMBERED)
+        self._holders: LRUCache[str, Holder] = LRUCache(limits.MAX_REMEMBERED)
         self._told: defaultdict[str, set[Watched]] = defaultdict(set)  # by principal
         self._settling: dict[str, asyncio.Task[None]] = {}  # by principal
         self._upstreams.log_level = self._lowest_level
@@ -291,7 +282,7 @@ class Wishes:
     def share(self, **wish: Any) -> None:
         """Tells other processes what a session wants, and keeps it for those that come after."""
         key = "level" if "level" in wish else f"{wish['server']} {wish['uri']}"
-        said, until = {**wish, "by": self._own_name}, time.time() + SESSION_SECONDS
+        said, until = {**wish, "by": self._own_name}, time.time() + limits.SESSION_SECONDS
         self._db.write_soon(lambda tx: keep_wish_in(tx, key, said, until))
         signal_soon(self._db, WISHED, orjson.dumps(said).decode())
 
@@ -317,9 +308,9 @@ class Wishes:
         holder = self._holders.get(name)
         if holder is not None and (server, uri) in holder.watched:
             return
-        if sum(len(mine.watched) for mine in self._of(principal)) >= MAX_WATCHED:
+        if sum(len(mine.watched) for mine in self._of(principal)) >= limits.MAX_WATCHED:
             hint = "Let go of some, or end sessions that are no longer needed."
-            raise Overloaded("busy", f"You watch {MAX_WATCHED} resources already.", hint)
+            raise Overloaded("busy", f"You watch {limits.MAX_WATCHED} resources already.", hint)
         if (server, uri) not in self._told[principal]:
             await self._upstreams.subscribe(server, principal, uri, self._linger)
             self._told[principal].add((server, uri))

@@ -16,12 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.limits import (
-    INPUT_BYTES,
-    LISTED_BYTES,
-    MAX_SCHEMA_BYTES,
-    MAX_TOOL_BYTES,
-)
+from gateway import limits
 from gateway.naming import cut
 from gateway.openapi.document import Unusable, mapping
 from gateway.openapi.keywords import MANY_SCHEMAS, NAMED_SCHEMAS, compiles, joined, stub_of, written
@@ -45,8 +40,8 @@ def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> tu
         definitions, cut_below = _fitting(schemas.refs_in(text), schemas, room - len(text))
         if is_cut or cut_below:
             report("warning", _TOO_LARGE)
-    if len(text) > MAX_SCHEMA_BYTES:
-        most = f"at most {MAX_SCHEMA_BYTES:,} are listed"
+    if len(text) > limits.MAX_SCHEMA_BYTES:
+        most = f"at most {limits.MAX_SCHEMA_BYTES:,} are listed"
         raise Unusable(f"its inputs take {len(text):,} bytes, {most}")
     if not compiles(joined(text, dict.fromkeys(schemas.refs_in(text), b"{}"))):
         raise Unusable("its inputs are not a valid schema")
@@ -55,10 +50,10 @@ def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> tu
 
 def whole_input(text: bytes, schemas: Schemas) -> bytes:
     """All of a tool's input schema, with words if there is room; b"" if it is larger than any."""
-    definitions = _all_below(text, schemas, MAX_TOOL_BYTES)
+    definitions = _all_below(text, schemas, limits.MAX_TOOL_BYTES)
     if definitions is None:
         return b""
-    if len(text) + _size(definitions) > MAX_SCHEMA_BYTES:
+    if len(text) + _size(definitions) > limits.MAX_SCHEMA_BYTES:
         text = written(_without_words(orjson.loads(text)))
         definitions = {name: _thin(schemas, name, math.inf)[0] for name in definitions}
     return joined(text, definitions)
@@ -66,8 +61,8 @@ def whole_input(text: bytes, schemas: Schemas) -> bytes:
 
 def input_size(text: bytes, schemas: Schemas) -> int:
     """The room that a tool's input wants: as much as all of it takes, but no more than any gets."""
-    definitions = _all_below(text, schemas, INPUT_BYTES)
-    return INPUT_BYTES if definitions is None else len(text) + _size(definitions)
+    definitions = _all_below(text, schemas, limits.INPUT_BYTES)
+    return limits.INPUT_BYTES if definitions is None else len(text) + _size(definitions)
 
 
 def fair_share(sizes: Sequence[int]) -> int:
@@ -75,18 +70,18 @@ def fair_share(sizes: Sequence[int]) -> int:
 
     However many there are, each has a quarter of what one may have where they are few.
     """
-    left = max(LISTED_BYTES, len(sizes) * INPUT_BYTES // 4)
+    left = max(limits.LISTED_BYTES, len(sizes) * limits.INPUT_BYTES // 4)
     for index, size in enumerate(ordered := sorted(sizes)):
         share = left // (len(ordered) - index)
         if size > share:
             return share
         left -= size
-    return INPUT_BYTES
+    return limits.INPUT_BYTES
 
 
 def output_schema(text: bytes, schemas: Schemas) -> bytes | None:
     """An answer's schema with all it refers to, unless that is too much."""
-    definitions = _all_below(text, schemas, MAX_SCHEMA_BYTES)
+    definitions = _all_below(text, schemas, limits.MAX_SCHEMA_BYTES)
     return None if definitions is None else joined(text, definitions)
 
 

@@ -17,14 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
+from gateway import limits
 from gateway.blocklist import may_reroute
-from gateway.limits import (
-    MAX_SCHEMA_BYTES,
-    MAX_TOOL_NAME,
-    MAX_WIDTH,
-    MAX_WIRE_NAME,
-    NAME_CHARS,
-)
 from gateway.model import OWN_HEADERS, Parameter, Place, Source, Style
 from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
@@ -87,11 +81,15 @@ def _parameters(document: Document, operation: Operation) -> list[Raw]:
         for entry in sequence(entries):
             parameter = document.resolve(entry)
             name, place = parameter.get("name"), parameter.get("in")
-            if not isinstance(name, str) or not isinstance(place, str) or len(name) > MAX_WIRE_NAME:
+            if (
+                not isinstance(name, str)
+                or not isinstance(place, str)
+                or len(name) > limits.MAX_WIRE_NAME
+            ):
                 raise Unusable("a parameter has no name or no place")
             merged[name, place] = parameter
-            if len(merged) > MAX_WIDTH:
-                raise Unusable(f"it has more than {MAX_WIDTH:,} parameters")
+            if len(merged) > limits.MAX_WIDTH:
+                raise Unusable(f"it has more than {limits.MAX_WIDTH:,} parameters")
     return list(merged.values())
 
 
@@ -103,7 +101,7 @@ def _header_name(raw: Raw) -> str:
 def media_entries(raw: Raw) -> Iterator[tuple[str, Any]]:
     """What is written for each media type."""
     entries = mapping(raw.get("content")).items()
-    return ((kind, media) for kind, media in entries if len(kind) <= MAX_WIRE_NAME)
+    return ((kind, media) for kind, media in entries if len(kind) <= limits.MAX_WIRE_NAME)
 
 
 def contents_of(document: Document, raw: Raw) -> tuple[Content, ...]:
@@ -199,15 +197,17 @@ class ArgumentNames:
 
     def take(self, wire_name: str, place: str) -> str:
         """A name for what the wire calls so, unlike any taken before."""
-        if len(self._taken) > MAX_WIDTH:
-            raise Unusable(f"it has more than {MAX_WIDTH:,} inputs")
-        wanted = _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[:MAX_TOOL_NAME] or place
+        if len(self._taken) > limits.MAX_WIDTH:
+            raise Unusable(f"it has more than {limits.MAX_WIDTH:,} inputs")
+        wanted = (
+            _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[: limits.MAX_TOOL_NAME] or place
+        )
         name, turn = wanted, 1
         if name.lower() in self._taken:
-            name = wanted = f"{place}_{wanted}"[:MAX_TOOL_NAME]
+            name = wanted = f"{place}_{wanted}"[: limits.MAX_TOOL_NAME]
         while name.lower() in self._taken:
             turn += 1
-            name = f"{wanted[: MAX_TOOL_NAME - 5]}_{turn}"
+            name = f"{wanted[: limits.MAX_TOOL_NAME - 5]}_{turn}"
         self._taken.add(name.lower())
         return name
 
@@ -343,7 +343,7 @@ def described(schema: Schema, raw: Raw, argument: str) -> Schema:
     if isinstance(schema, bool):
         return schema
     result = dict(schema)
-    if title := phrase(raw.get("x-ms-summary"), NAME_CHARS):
+    if title := phrase(raw.get("x-ms-summary"), limits.NAME_CHARS):
         result["title"] = title
     drop_echo(result, argument)
     if description := property_description(raw):
@@ -364,7 +364,7 @@ def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
     if not rules:
         return b""
     text = written(rules)
-    return text if len(text) <= MAX_SCHEMA_BYTES else b""
+    return text if len(text) <= limits.MAX_SCHEMA_BYTES else b""
 
 
 def with_hint(document: Document, slot: Slot) -> Slot:

@@ -31,14 +31,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
+from gateway import limits
 from gateway.errors import Broken, Fixable, Refused, UpstreamFailed
-from gateway.limits import (
-    IDLE_SECONDS,
-    LARGE_BYTES,
-    MAX_EXCHANGES,
-    MAX_REMEMBERED,
-    STEP_BYTES,
-)
 from gateway.model import NO_TLS_FILES, OWN_HEADERS, TlsFiles
 from gateway.outbound.addresses import (
     URL_HINT,
@@ -140,9 +134,9 @@ class Egress:
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
             timeout=aiohttp.ClientTimeout(),  # none of its own: `send` and `open` have theirs
-            read_bufsize=STEP_BYTES,
-            max_line_size=STEP_BYTES,
-            max_field_size=STEP_BYTES,
+            read_bufsize=limits.STEP_BYTES,
+            max_line_size=limits.STEP_BYTES,
+            max_field_size=limits.STEP_BYTES,
             response_class=_Response,
         )
         return self
@@ -307,11 +301,13 @@ class JudgedConnector(aiohttp.TCPConnector):
             resolver=judge,
             socket_factory=self._open_socket,
             use_dns_cache=False,
-            keepalive_timeout=IDLE_SECONDS,
-            limit=MAX_EXCHANGES,
+            keepalive_timeout=limits.IDLE_SECONDS,
+            limit=limits.MAX_EXCHANGES,
         )
         self._judge = judge
-        self.shown: LRUCache[str, datetime] = LRUCache(MAX_REMEMBERED)  # when certificates end
+        self.shown: LRUCache[str, datetime] = LRUCache(
+            limits.MAX_REMEMBERED
+        )  # when certificates end
 
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:
         """A connection on which nothing was sent yet."""
@@ -380,7 +376,7 @@ def _options(request: Request) -> dict[str, Any]:
     if request.method not in _METHODS:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
     body = request.body
-    data = BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
+    data = BytesIO(body) if body is not None and len(body) > limits.LARGE_BYTES else body
     headers = _sendable(request.headers)
     options = {"headers": headers, "allow_redirects": False, "data": data}
     names = [name.lower() for name, _ in headers]

@@ -26,17 +26,8 @@ from mcp.shared.inbound import (
 )
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 
+from gateway import limits
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import (
-    HELD_SECONDS,
-    LAST_BYTES_SECONDS,
-    LISTEN_SECONDS,
-    MAX_MESSAGE_BYTES,
-    MAX_ROUNDS,
-    MOMENT_SECONDS,
-    REST_SECONDS,
-    STEP_BYTES,
-)
 from gateway.outbound.client import Egress, Request, Stream, was_sent
 from gateway.upstream import protocol
 from gateway.upstream.protocol import (
@@ -87,7 +78,7 @@ class HttpSession(Session):
         if self._session_id and not over:
             with suppress(GatewayError):
                 head = await self._headers(self.peer)
-                with await self._open("DELETE", head, None, MOMENT_SECONDS):
+                with await self._open("DELETE", head, None, limits.MOMENT_SECONDS):
                     pass
 
     def _keeps_state(self) -> bool:
@@ -95,7 +86,9 @@ class HttpSession(Session):
 
     async def _send(self, message: Message) -> None:
         head = await self._headers(self.peer)
-        with await self._open("POST", head, protocol.encoded(message), HELD_SECONDS) as stream:
+        with await self._open(
+            "POST", head, protocol.encoded(message), limits.HELD_SECONDS
+        ) as stream:
             await _read_to_end(stream)
 
     async def _answer(
@@ -128,7 +121,7 @@ class HttpSession(Session):
         if method == "initialize":
             self._session_id = _header(stream, "mcp-session-id")
         if not _is_events(stream):
-            body = await _read_body(stream, MAX_MESSAGE_BYTES, self.name, hooks.holds)
+            body = await _read_body(stream, limits.MAX_MESSAGE_BYTES, self.name, hooks.holds)
             return protocol.outcome(read_message(body, self.name), self.name)
         async with aclosing(self._messages(stream, peer, hooks.holds, Event(), 0)) as messages:
             found = await self._settle(messages, hooks)
@@ -143,12 +136,12 @@ class HttpSession(Session):
             last = event
             if event.data:
                 yield read_message(event.data, self.name)
-        if not last.id or peer.era == "modern" or resumed == MAX_ROUNDS:
+        if not last.id or peer.era == "modern" or resumed == limits.MAX_ROUNDS:
             return
-        pause = REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
-        await asyncio.sleep(min(pause, HELD_SECONDS))
+        pause = limits.REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
+        await asyncio.sleep(min(pause, limits.HELD_SECONDS))
         head = [*await self._headers(peer), ("Last-Event-ID", last.id)]
-        with await self._open("GET", head, None, HELD_SECONDS) as again:
+        with await self._open("GET", head, None, limits.HELD_SECONDS) as again:
             if again.status == 200:
                 async for message in self._messages(again, peer, holds, last, resumed + 1):
                     yield message
@@ -157,7 +150,7 @@ class HttpSession(Session):
         """What an answer other than 200 means."""
         status, body, error = stream.status, b"", None
         with suppress(UpstreamFailed):
-            body = await _read_body(stream, STEP_BYTES, self.name)
+            body = await _read_body(stream, limits.STEP_BYTES, self.name)
             error = read_message(body, self.name).get("error")
         unknown = status == 404 or (status == 400 and b"session" in body[:1000].lower())
         if self._session_id and unknown:
@@ -174,8 +167,8 @@ class HttpSession(Session):
     async def _listen_unasked(self, opened: Callable[[], None]) -> None:
         head = await self._headers(self.peer, accept=EVENTS)
         with suppress(TimeoutError):
-            async with asyncio.timeout(LISTEN_SECONDS):
-                with await self._open("GET", head, None, LISTEN_SECONDS) as stream:
+            async with asyncio.timeout(limits.LISTEN_SECONDS):
+                with await self._open("GET", head, None, limits.LISTEN_SECONDS) as stream:
                     await self._hear(stream, opened)
 
     async def _hear(self, stream: Stream, opened: Callable[[], None]) -> None:
@@ -267,11 +260,11 @@ async def read_events(
             elif not name and (data or fresh):
                 yield Event(b"\n".join(data), id, retry_ms)
                 data, size, fresh = [], 0, False
-            if size > MAX_MESSAGE_BYTES:
+            if size > limits.MAX_MESSAGE_BYTES:
                 break
         held = len(rest) + size
-        if held > MAX_MESSAGE_BYTES or (holds is not None and not await holds(held)):
-            raise protocol.too_large(upstream, MAX_MESSAGE_BYTES)
+        if held > limits.MAX_MESSAGE_BYTES or (holds is not None and not await holds(held)):
+            raise protocol.too_large(upstream, limits.MAX_MESSAGE_BYTES)
 
 
 async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | None = None) -> bytes:
@@ -287,7 +280,7 @@ async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | No
 async def _read_to_end(stream: Stream) -> None:
     """A connection can only be used again once its answer was read to the end."""
     with suppress(GatewayError, TimeoutError):
-        async with asyncio.timeout(LAST_BYTES_SECONDS):
+        async with asyncio.timeout(limits.LAST_BYTES_SECONDS):
             while await stream.read():
                 pass
 

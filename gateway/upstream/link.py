@@ -23,16 +23,8 @@ from typing import Any, Literal
 
 import structlog
 
+from gateway import limits
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed, UpstreamRefused
-from gateway.limits import (
-    DOUBT_SECONDS,
-    HELD_SECONDS,
-    LONGEST_REST_SECONDS,
-    MAX_PENDING,
-    MOMENT_SECONDS,
-    REST_SECONDS,
-    UNUSED_SECONDS,
-)
 from gateway.upstream import protocol
 from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable
 from gateway.upstream.session import Session, Upstream
@@ -46,14 +38,14 @@ log = structlog.get_logger(__name__)
 class Pace:
     """How long things take, in seconds."""
 
-    first_rest: float = REST_SECONDS
-    longest_rest: float = LONGEST_REST_SECONDS
-    held: float = HELD_SECONDS  # a session that lived this long was not part of a crash loop
-    patience: float = MOMENT_SECONDS  # a rest this short is waited for
-    poll: float = LONGEST_REST_SECONDS  # between two looks at an upstream's lists
-    doubt: float = DOUBT_SECONDS  # for an upstream to show that it is alive
-    spacing: float = REST_SECONDS  # between two reports of a change
-    unused: float = UNUSED_SECONDS  # after which a principal's own session is ended
+    first_rest: float = limits.REST_SECONDS
+    longest_rest: float = limits.LONGEST_REST_SECONDS
+    held: float = limits.HELD_SECONDS  # a session that lived this long was not part of a crash loop
+    patience: float = limits.MOMENT_SECONDS  # a rest this short is waited for
+    poll: float = limits.LONGEST_REST_SECONDS  # between two looks at an upstream's lists
+    doubt: float = limits.DOUBT_SECONDS  # for an upstream to show that it is alive
+    spacing: float = limits.REST_SECONDS  # between two reports of a change
+    unused: float = limits.UNUSED_SECONDS  # after which a principal's own session is ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +73,7 @@ class Link(ABC):
         self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
         self.watches = Watches(self, means.notice)
         http = upstream.transport == "http"
-        self.connect_seconds = upstream.timeout_seconds if http else LONGEST_REST_SECONDS
+        self.connect_seconds = upstream.timeout_seconds if http else limits.LONGEST_REST_SECONDS
         self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
         self._means = means
         self._lazy = lazy
@@ -124,7 +116,7 @@ class Link(ABC):
 
     def __enter__(self) -> None:
         """A call begins, which lasts also while somebody answers a question of it."""
-        if self._calls >= MAX_PENDING:
+        if self._calls >= limits.MAX_PENDING:
             raise Overloaded("busy", f"{self.name} has too many calls under way", "Try again.")
         self._calls += 1
         self._no_calls.clear()
@@ -181,7 +173,7 @@ class Link(ABC):
         if "logging" in session.peer.capabilities:
             with suppress(GatewayError, SessionGone):  # it logs too much or too little, no more
                 params = {"level": level}
-                await session.request("logging/setLevel", params, seconds=DOUBT_SECONDS)
+                await session.request("logging/setLevel", params, seconds=limits.DOUBT_SECONDS)
 
     async def listen(
         self,
@@ -353,7 +345,7 @@ class Watches:
             if isinstance(error, TimeoutError):
                 raise protocol.timed_out(self._link.name, seconds, sent=True) from None
             raise
-        await wait_for_event(self._link.hearing, MOMENT_SECONDS)
+        await wait_for_event(self._link.hearing, limits.MOMENT_SECONDS)
 
     def unsubscribe(self, uri: str, principal: str) -> None:
         """A principal wants no more updates of this resource."""
@@ -389,7 +381,7 @@ class Watches:
         requests += [("resources/unsubscribe", uri) for uri in self._told - wanted]
         for method, uri in requests:
             with suppress(GatewayError, SessionGone):  # whoever asked first has read why
-                await session.request(method, {"uri": uri}, seconds=HELD_SECONDS)
+                await session.request(method, {"uri": uri}, seconds=limits.HELD_SECONDS)
 
     async def _renew_stream(
         self, session: Session, wanted: frozenset[str], streams: list[asyncio.Task[None]]

@@ -19,15 +19,8 @@ from typing import Any, cast
 
 import structlog
 
+from gateway import limits
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import (
-    HELD_SECONDS,
-    MAX_MESSAGE_BYTES,
-    MAX_PENDING,
-    MAX_QUOTE_CHARS,
-    REST_SECONDS,
-    STEP_BYTES,
-)
 from gateway.naming import visible
 from gateway.system import signal_group, signal_number
 from gateway.upstream import protocol
@@ -80,7 +73,7 @@ class StdioSession(Session):
         if self._child is None or self.lost.is_set():
             raise unreachable(self.name, "is not running", sent=False)
         pipe = self._child.input
-        if pipe.transport.get_write_buffer_size() > MAX_MESSAGE_BYTES:
+        if pipe.transport.get_write_buffer_size() > limits.MAX_MESSAGE_BYTES:
             raise unreachable(self.name, "does not read its input", sent=False)
         try:
             pipe.write(protocol.encoded(message) + b"\n")
@@ -98,7 +91,7 @@ class StdioSession(Session):
         try:
             await asyncio.wait((reading, exited), return_when=asyncio.FIRST_COMPLETED)
             # What it wrote before it exited is still read; something else may hold the pipe open.
-            await asyncio.wait((reading,), timeout=REST_SECONDS / 5)
+            await asyncio.wait((reading,), timeout=limits.REST_SECONDS / 5)
         finally:
             reading.cancel()
             exited.cancel()
@@ -106,42 +99,42 @@ class StdioSession(Session):
             self.lost.set()
             for request_id in self._inboxes:
                 ended = unreachable(self.name, "ended before it answered", sent=True)
-                self._deliver(request_id, ended, MAX_PENDING + 2)
+                self._deliver(request_id, ended, limits.MAX_PENDING + 2)
 
     async def _take_lines(self, output: asyncio.StreamReader) -> None:
         line, size = bytearray(), 0
-        while chunk := await output.read(STEP_BYTES):
+        while chunk := await output.read(limits.STEP_BYTES):
             for number, piece in enumerate(chunk.split(b"\n")):
                 if number:  # a line has ended before this piece
                     self._take_line(bytes(line), size)
                     line, size = bytearray(), 0
                 line += piece
                 size += len(piece)
-                if len(line) > MAX_MESSAGE_BYTES:
+                if len(line) > limits.MAX_MESSAGE_BYTES:
                     del line[256:-256]  # only its ends are kept: they say which request it answers
 
     def _take_line(self, line: bytes, size: int) -> None:
         try:
-            if size > MAX_MESSAGE_BYTES:
-                raise protocol.too_large(self.name, MAX_MESSAGE_BYTES)
+            if size > limits.MAX_MESSAGE_BYTES:
+                raise protocol.too_large(self.name, limits.MAX_MESSAGE_BYTES)
             if line.strip():
                 self._take(protocol.read_message(line, self.name))
         except UpstreamFailed as error:
             # SDKs write the id of a request before or after its result.
             found = _ID_FIRST.match(line) or _ID_LAST.search(line[-256:])
-            self._deliver(int(found[1]) if found else None, error, MAX_PENDING + 1)
+            self._deliver(int(found[1]) if found else None, error, limits.MAX_PENDING + 1)
             log.info("upstream_line_ignored", upstream=self.name, reason=error.message)
 
     def _take(self, message: Message) -> None:
         method, params = message.get("method"), mapping(message.get("params"))
         if not isinstance(method, str):
-            self._deliver(message.get("id"), message, MAX_PENDING + 1)
+            self._deliver(message.get("id"), message, limits.MAX_PENDING + 1)
         elif method == "notifications/progress":
-            self._deliver(params.get("progressToken"), message, MAX_PENDING)
+            self._deliver(params.get("progressToken"), message, limits.MAX_PENDING)
         elif method == ACKNOWLEDGED:
             meta = mapping(params.get("_meta"))
             listening = meta.get("io.modelcontextprotocol/subscriptionId")
-            self._deliver(listening, message, MAX_PENDING)
+            self._deliver(listening, message, limits.MAX_PENDING)
         else:
             self._take_aside(message)
 
@@ -189,7 +182,7 @@ class Child:
     async def _end(self) -> None:
         self.input.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(REST_SECONDS):
+            async with asyncio.timeout(limits.REST_SECONDS):
                 await self.exited.wait()
         for how in map(signal_number, ("SIGTERM", "SIGKILL")):
             if signal_group(self._pid, how):
@@ -201,10 +194,10 @@ class Child:
     async def _group_gone(self) -> None:
         """Waits for the end of the group: what nobody reaps looks alive, and is not waited for."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + REST_SECONDS
+        ends = loop.time() + limits.REST_SECONDS
         while signal_group(self._pid, 0) and loop.time() < ends:
             if self.exited.is_set():
-                ends = min(ends, loop.time() + REST_SECONDS / 3)
+                ends = min(ends, loop.time() + limits.REST_SECONDS / 3)
             await asyncio.sleep(0.01)
 
 
@@ -212,7 +205,7 @@ class _Running(asyncio.subprocess.SubprocessStreamProtocol):
     """Says when the child itself exited: its output may stay open in what it has started."""
 
     def __init__(self) -> None:
-        super().__init__(limit=STEP_BYTES, loop=asyncio.get_running_loop())
+        super().__init__(limit=limits.STEP_BYTES, loop=asyncio.get_running_loop())
         self.exited = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -262,14 +255,14 @@ async def _log_lines(name: str, errors: asyncio.StreamReader, secrets: Sequence[
     """Logs what a child writes to standard error: so much of it, without the secrets it has."""
     loop = asyncio.get_running_loop()
     span_ends, logged, rest = 0.0, 0, b""
-    while chunk := await errors.read(STEP_BYTES):
+    while chunk := await errors.read(limits.STEP_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        rest = rest[:STEP_BYTES]
+        rest = rest[: limits.STEP_BYTES]
         if loop.time() >= span_ends:
-            span_ends, logged = loop.time() + HELD_SECONDS, 0
-        for line in lines[: MAX_PENDING - logged]:
+            span_ends, logged = loop.time() + limits.HELD_SECONDS, 0
+        for line in lines[: limits.MAX_PENDING - logged]:
             text = line.decode("utf-8", "replace")
             for secret in secrets:
                 text = text.replace(secret, "***")
-            log.info("upstream_stderr", upstream=name, line=visible(text)[:MAX_QUOTE_CHARS])
-        logged = min(MAX_PENDING, logged + len(lines))
+            log.info("upstream_stderr", upstream=name, line=visible(text)[: limits.MAX_QUOTE_CHARS])
+        logged = min(limits.MAX_PENDING, logged + len(lines))

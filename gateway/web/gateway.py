@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 
+from gateway import limits
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
@@ -40,13 +41,6 @@ from gateway.errors import (
     Refused,
     UnknownTool,
     UpstreamRefused,
-)
-from gateway.limits import (
-    MAX_REMEMBERED,
-    MOMENT_SECONDS,
-    NAME_CHARS,
-    PING_SECONDS,
-    STREAMS_A_PRINCIPAL,
 )
 from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import Work
@@ -90,7 +84,7 @@ class Inquiry(Struct, frozen=True):
 
     def serving(self, client: str = "") -> Serving:
         """How a client of this name is to be served; none given: the caller's."""
-        client = f"{client[:NAME_CHARS]}/" if client else self.caller.client
+        client = f"{client[: limits.NAME_CHARS]}/" if client else self.caller.client
         return self.gateway.serving(self.snapshot, client)
 
     def require_admin(self) -> None:
@@ -185,7 +179,7 @@ class Inquiry(Struct, frozen=True):
             await gateway.approvals.withdraw(id, self.principal.name, self.door)
         elif execution.status == "executing":
             if tasks := gateway.invoker.running.cancel(id):
-                await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
+                await asyncio.wait(tasks, timeout=limits.MOMENT_SECONDS)
             else:
                 await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
         return await self.execution(id)
@@ -279,7 +273,7 @@ class Gateway:
         key = (snapshot.revision, client)
         found = self._servings.get(key)
         if found is None:
-            if len(self._servings) >= MAX_REMEMBERED:
+            if len(self._servings) >= limits.MAX_REMEMBERED:
                 self._forget()
             found = self._servings[key] = find_serving(snapshot.settings.clients, client)
         return found
@@ -292,7 +286,7 @@ class Gateway:
         key = (snapshot.revision, scope.kind, scope.names, form, *who)
         found = self._views.get(key)
         if found is None:
-            if len(self._views) >= MAX_REMEMBERED:
+            if len(self._views) >= limits.MAX_REMEMBERED:
                 self._forget()
             found = self._views[key] = self._shared_view(snapshot, principal, scope, form)
             self._wake_sleepers(snapshot, found)
@@ -444,7 +438,7 @@ class Feed:
         The more readers there are, the longer each rests: a burst costs as much for many.
         """
         own = sum(name == principal for name in self._readers.values())
-        if own >= STREAMS_A_PRINCIPAL or self.closing:
+        if own >= limits.STREAMS_A_PRINCIPAL or self.closing:
             raise Overloaded("busy", "Too many readers of events.", "Close one.", retry_after=5)
         woken = asyncio.Event()
         self._readers[woken] = principal
@@ -457,12 +451,12 @@ class Feed:
     async def say_watched(self) -> None:
         """Lets every replica know that results of reads are wanted."""
         self._watched()
-        if time.monotonic() - self._said_watched > PING_SECONDS:
+        if time.monotonic() - self._said_watched > limits.PING_SECONDS:
             self._said_watched = time.monotonic()
             await self._db.write(lambda tx: signal(tx, WATCHED))
 
     def _watched(self) -> None:
-        self._watched_until = time.monotonic() + 4 * PING_SECONDS
+        self._watched_until = time.monotonic() + 4 * limits.PING_SECONDS
 
 
 def let_ask(inquiry: Inquiry, tool: Tool) -> None:

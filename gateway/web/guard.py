@@ -25,14 +25,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 from yarl import URL
 
-from gateway.limits import (
-    MAX_BODY_BYTES,
-    MOMENT_SECONDS,
-    PING_SECONDS,
-    REQUEST_SECONDS,
-    SEND_SECONDS,
-    STEP_BYTES,
-)
+from gateway import limits
 from gateway.store.cluster import heard_within
 
 Fields = Mapping[bytes, bytes]
@@ -155,8 +148,8 @@ _CLOSE = {"connection": "close"}  # the rest of a body that was not read is stil
 async def read_body(
     fields: Fields,
     receive: Receive,
-    limit: int = MAX_BODY_BYTES,
-    seconds: float = REQUEST_SECONDS,
+    limit: int = limits.MAX_BODY_BYTES,
+    seconds: float = limits.REQUEST_SECONDS,
     *,
     has_come: bool = False,  # all of it: there is nothing to wait for, and no time to keep
 ) -> bytes:
@@ -261,7 +254,7 @@ class EventStream(Response):
         async def say(body: bytes) -> None:
             nonlocal said
             if body:
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout(limits.SEND_SECONDS):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 said = time.monotonic()
 
@@ -270,11 +263,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await say(b"retry: 2000\n\n")
             while await self._step(say):
-                if time.monotonic() - said > PING_SECONDS:
+                if time.monotonic() - said > limits.PING_SECONDS:
                     await say(PING)
                 await asyncio.sleep(self._rest())
                 # Until there may be something new; at most so long, since a wake-up may be lost.
-                await heard_within(self._woken, MOMENT_SECONDS)
+                await heard_within(self._woken, limits.MOMENT_SECONDS)
             await send({"type": "http.response.body", "body": b""})
 
 
@@ -333,8 +326,8 @@ async def read_form(request: Request, limit: int) -> Form:
 
 async def _read_parts(request: Request, body: bytes) -> Form:
     async def pieces() -> AsyncGenerator[bytes, None]:
-        for start in range(0, len(body), STEP_BYTES):
-            yield body[start : start + STEP_BYTES]
+        for start in range(0, len(body), limits.STEP_BYTES):
+            yield body[start : start + limits.STEP_BYTES]
             await asyncio.sleep(0)
 
     reader = MultiPartParser(request.headers, pieces(), max_files=1, max_part_size=len(body))

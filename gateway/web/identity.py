@@ -33,15 +33,9 @@ import structlog
 from cachetools import LRUCache
 from starlette.responses import Response
 
+from gateway import limits
 from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, Settings
 from gateway.errors import Unauthenticated
-from gateway.limits import (
-    KEEP_SECONDS,
-    LINK_SECONDS,
-    MAX_REMEMBERED,
-    SIGNED_IN_SECONDS,
-    SIGNING_KEYS_KEPT_SECONDS,
-)
 from gateway.model import Principal, Scope
 from gateway.policy.access import configured_principal
 from gateway.store.cluster import first_use, is_ended
@@ -120,7 +114,7 @@ class Identity:
         self._owners = {bytes.fromhex(digest): name for name, digest in self.token_hashes.items()}
         files = (settings.auth.jwks_file, settings.auth.jwks_url)
         self._keys = SigningKeys(*files, self.fetch, self._clock)
-        self._verified: LRUCache[bytes, Verified] = LRUCache(MAX_REMEMBERED)
+        self._verified: LRUCache[bytes, Verified] = LRUCache(limits.MAX_REMEMBERED)
         for listener in self._listeners:
             listener()
 
@@ -140,7 +134,7 @@ class Identity:
         verified, now = self._verified.get(digest), self._clock()
         if verified is None or verified.until <= now:
             found = self._open(token) if mode == "oauth" else await self._verify(token)
-            until = min(found.until, now + KEEP_SECONDS)
+            until = min(found.until, now + limits.KEEP_SECONDS)
             verified = self._verified[digest] = found._replace(until=until)
         if verified.address not in (None, address):
             raise Unauthenticated("The token is for another address")
@@ -294,7 +288,9 @@ class SigningKeys:
         """The key a token says it was signed with. Raises jwt.PyJWTError if there is none."""
         kid = jwt.get_unverified_header(token).get("kid")
         async with self.lock:
-            enough = KEEP_SECONDS if self._find(kid) is None else SIGNING_KEYS_KEPT_SECONDS
+            enough = (
+                limits.KEEP_SECONDS if self._find(kid) is None else limits.SIGNING_KEYS_KEPT_SECONDS
+            )
             if self.clock() - self.looked >= enough:
                 self.looked = self.clock()
                 await self._refresh()
@@ -369,7 +365,9 @@ class ConsoleSessions:
         """What goes behind `?link=`: once, for 15 minutes; None: there is no admin to be."""
         if first_admin(self._identity) is None:
             return None
-        return self._seal.seal_values(LINK, secrets.token_hex(16), time.time() + LINK_SECONDS)
+        return self._seal.seal_values(
+            LINK, secrets.token_hex(16), time.time() + limits.LINK_SECONDS
+        )
 
     async def open_by_link(self, link: str) -> str:
         """The cookie for a link that was not used yet. Raises Unauthenticated, as all do here."""
@@ -406,7 +404,7 @@ class ConsoleSessions:
         await first_use(self._db, session.id, session.expires)
 
     def _cookie(self, principal: Principal, until: float = math.inf, by: str = "token") -> str:
-        expires = min(time.time() + SIGNED_IN_SECONDS, until)
+        expires = min(time.time() + limits.SIGNED_IN_SECONDS, until)
         claimed = {name: getattr(principal, name) for name in ("role", "organization", "admin")}
         claimed["by"] = by
         whose = (principal.name, self._proof(principal.name), claimed)
@@ -440,7 +438,7 @@ def set_session_cookie(response: Response, cookie: str, public_url: str) -> None
     response.set_cookie(
         COOKIE,
         cookie,
-        max_age=int(SIGNED_IN_SECONDS),
+        max_age=int(limits.SIGNED_IN_SECONDS),
         path="/",
         secure=public_url.startswith("https://"),
         httponly=True,
