@@ -39,8 +39,8 @@ from gateway.catalog.connections import (
     completed,
     present_in_azure,
     refuse_configured,
-    refuse_look,
-    refuse_put,
+    refuse_foreign,
+    refuse_unsafe,
     remove_from_azure,
     to_be_served,
 )
@@ -156,7 +156,8 @@ class Catalog:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
         old = self._states.get(name)
         asked = parse_connection(name, values := completed(values, old, within))
-        refuse_put(self.current.settings, name, asked, old, within)
+        self._refuse_look(name, asked, old, within)
+        refuse_configured(old, asked)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
             new = await self._discover_new(name, settings, by)
@@ -218,9 +219,16 @@ class Catalog:
         """What a put would expose and change; nothing is stored, nor tried if it may not be put."""
         now, old = self.current, self._states.get(name)
         asked = parse_connection(name, completed(values, old, within))
-        refuse_look(now.settings, name, asked, old, within)
+        self._refuse_look(name, asked, old, within)
         new = await self._discover_new(name, asked, planned=True)
         return previewed(name, asked.kind, new.found, owner=owner_in(now, name, asked)), new
+
+    def _refuse_look(
+        self, name: str, asked: Connection, old: ConnectionState | None, within: str | None
+    ) -> None:
+        """Refuses what may not even be looked at, nor compared with what has this name."""
+        refuse_foreign(within, asked, old)
+        refuse_unsafe(self.current.settings, name, asked)
 
     async def refresh(
         self,

@@ -151,30 +151,6 @@ def _is_same_resource(found: Connection, new: Connection | None) -> bool:
     return new.resource_id is None or new.resource_id.lower() == str(found.resource_id).lower()
 
 
-def refuse_put(
-    settings: Settings,
-    name: str,
-    connection: Connection,
-    state: ConnectionState | None,
-    organization: str | None,
-) -> None:
-    """Refuses what may not be put under this name, or not by an admin of this organization."""
-    refuse_look(settings, name, connection, state, organization)
-    refuse_configured(state, connection)
-
-
-def refuse_look(
-    settings: Settings,
-    name: str,
-    connection: Connection,
-    state: ConnectionState | None,
-    organization: str | None,
-) -> None:
-    """Refuses what may not even be looked at, nor compared with what has this name."""
-    refuse_foreign(organization, connection, state)
-    refuse_unsafe(settings, name, connection)
-
-
 def refuse_foreign(
     organization: str | None, connection: Connection, state: ConnectionState | None
 ) -> None:

@@ -19,7 +19,7 @@ import jsonschema_rs
 import orjson
 
 from gateway.limits import INPUT_BYTES, MAX_WIDTH, PATTERN_BYTES
-from gateway.openapi.document import Document, Unusable, mapping, sequence
+from gateway.openapi.document import Document, Unusable, mapping, sequence, text_of
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
@@ -113,26 +113,9 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _positive(value: Any) -> Any:
-    number = _number(value)
-    return number if number is not None and number > 0 else None
-
-
 def _count(value: Any) -> Any:
     number = _number(value)
     return int(number) if number is not None and number >= 0 and number == int(number) else None
-
-
-def _text(value: Any) -> Any:
-    return value if isinstance(value, str) and value else None
-
-
-def _true(value: Any) -> Any:
-    return True if value is True else None
-
-
-def _some(value: Any) -> Any:
-    return list(value) if isinstance(value, list) and value and _is_small(value) else None
 
 
 def _datum(value: Any) -> Any:
@@ -148,14 +131,16 @@ _COUNTS = (
 )
 PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "type": _type,
-    "enum": _some,
+    "enum": lambda value: value if isinstance(value, list) and value and _is_small(value) else None,
     "const": _datum,
     "default": _datum,
-    "multipleOf": _positive,
+    "multipleOf": lambda value: value if (_number(value) or 0) > 0 else None,
     **dict.fromkeys(("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _number),
     **dict.fromkeys(_COUNTS.split(), _count),
-    **dict.fromkeys(("uniqueItems", "deprecated"), _true),
-    **dict.fromkeys(("format", "contentEncoding", "contentMediaType"), _text),
+    **dict.fromkeys(("uniqueItems", "deprecated"), lambda value: True if value is True else None),
+    **dict.fromkeys(
+        ("format", "contentEncoding", "contentMediaType"), lambda value: text_of(value) or None
+    ),
 }
 ONE_SCHEMA = frozenset(
     ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")

@@ -196,10 +196,7 @@ class HttpSession(Session):
         return self._egress.open(request, deadline=deadline, tls=self._upstream.tls)
 
     async def _headers(
-        self,
-        peer: Peer,
-        refused: Headers | None = None,
-        accept: str = f"application/json, {EVENTS}",
+        self, peer: Peer, refused: Headers | None = None, accept: str = ACCEPT
     ) -> list[tuple[str, str]]:
         configured = self._upstream.headers.items()
         head = [pair for pair in configured if not _PROTOCOL_HEADER.fullmatch(pair[0])]

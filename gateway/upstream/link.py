@@ -27,7 +27,7 @@ from gateway import limits
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed, UpstreamRefused
 from gateway.upstream import protocol
 from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable
-from gateway.upstream.session import Session, Upstream
+from gateway.upstream.session import Session, Upstream, end_tasks, wait_for_event
 
 State = Literal["idle", "connecting", "connected", "resting"]
 
@@ -216,8 +216,7 @@ class Link(ABC):
 
     async def close(self) -> None:
         """Ends the session and every task; returns when nothing is left."""
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        await end_tasks(self._keeper)
         if self._current is not None:
             await self._current.close()
         self._conclude(unreachable(self.name, "was disconnected", sent=False))
@@ -294,7 +293,7 @@ class Link(ABC):
                 await wait_for_event(session.lost, left)
         finally:
             self._session = None  # from now on nobody is given it
-            await _end(*tasks)
+            await end_tasks(*tasks)
         if session.lost.is_set():
             self.error = unreachable(self.name, "ended the connection", sent=False)
         return self._loop.time() - began
@@ -373,7 +372,7 @@ class Watches:
                 missed = frozenset()
                 await self._changed.wait()
         finally:
-            await _end(*streams)
+            await end_tasks(*streams)
 
     async def _tell_wishes(self, session: Session, wanted: frozenset[str]) -> None:
         """Up to 2025-11-25: one request a wish."""
@@ -394,7 +393,7 @@ class Watches:
             names = {"resourceSubscriptions": [*wanted]}
             streams.append(asyncio.create_task(self._link.listen(session, tell, names)))
             await opened.wait()
-        await _end(*old)
+        await end_tasks(*old)
         del streams[: len(old)]
 
     def _opened(self, wanted: frozenset[str], opened: asyncio.Event) -> None:
@@ -412,19 +411,6 @@ def pause(failures: int, first: float, longest: float) -> float:
     if not failures:
         return 0.0
     return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1))
-
-
-async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
-    """Waits for an event, at most so long."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-
-
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _may_be_gone(error: UpstreamFailed) -> bool:

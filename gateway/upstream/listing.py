@@ -25,9 +25,9 @@ from mcp_types import METHOD_NOT_FOUND
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS
 from gateway.upstream import protocol
-from gateway.upstream.link import Link, Means, pause, wait_for_event
+from gateway.upstream.link import Link, Means, pause
 from gateway.upstream.protocol import RawTool, SessionGone, every_page
-from gateway.upstream.session import Session, Sharing, Upstream
+from gateway.upstream.session import Session, Sharing, Upstream, wait_for_event
 
 LISTS: Mapping[str, Mapping[str, str]] = {
     "prompts": {"prompts": "prompts/list"},

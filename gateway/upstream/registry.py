@@ -33,7 +33,7 @@ from gateway.upstream.http import Headers, HttpSession
 from gateway.upstream.link import Link, Means, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
 from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
-from gateway.upstream.session import Listing, Session, Upstream, complete
+from gateway.upstream.session import Listing, Session, Upstream, complete, end_tasks
 from gateway.upstream.stdio import StdioSession
 
 # By name, settings and principal (None: for listing); given the headers that were refused, and
@@ -81,10 +81,7 @@ class Upstreams:
             link.stop()
         self._listing.clear()
         self._own.clear()
-        tasks = (*self._retiring, *self._telling)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._retiring, *self._telling)
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
 
     def follow(self, connections: Mapping[str, McpConnection], limits: Limits) -> None:

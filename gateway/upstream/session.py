@@ -12,6 +12,7 @@ import asyncio
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -120,9 +121,7 @@ class Session(ABC):
         """Ends the session, whether the upstream hears that or not."""
         if self._background:  # which may still be telling it that a call was given up
             await asyncio.wait(self._background, timeout=REST_SECONDS)
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await end_tasks(*self._background)
         self.lost.set()
 
     @abstractmethod
@@ -225,6 +224,20 @@ class Session(ABC):
             await work
         except GatewayError as error:
             log.info("upstream_not_told", upstream=self.name, error=error.message)
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks, and returns when they are over."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
+    """Waits for an event, at most so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float) -> Hooks:

@@ -25,7 +25,7 @@ from gateway.naming import visible
 from gateway.system import signal_group, signal_number
 from gateway.upstream import protocol
 from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable
-from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream
+from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream, end_tasks, wait_for_event
 
 BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
 
@@ -51,8 +51,7 @@ class StdioSession(Session):
         if self._child is not None:
             await self._child.end()
         if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+            await end_tasks(self._reader)
 
     def _keeps_state(self) -> bool:
         return True
@@ -93,9 +92,7 @@ class StdioSession(Session):
             # What it wrote before it exited is still read; something else may hold the pipe open.
             await asyncio.wait((reading,), timeout=limits.REST_SECONDS / 5)
         finally:
-            reading.cancel()
-            exited.cancel()
-            await asyncio.gather(reading, exited, return_exceptions=True)
+            await end_tasks(reading, exited)
             self.lost.set()
             for request_id in self._inboxes:
                 ended = unreachable(self.name, "ended before it answered", sent=True)
@@ -181,14 +178,11 @@ class Child:
 
     async def _end(self) -> None:
         self.input.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.REST_SECONDS):
-                await self.exited.wait()
+        await wait_for_event(self.exited, limits.REST_SECONDS)
         for how in map(signal_number, ("SIGTERM", "SIGKILL")):
             if signal_group(self._pid, how):
                 await self._group_gone()
-        self._errors.cancel()
-        await asyncio.gather(self._errors, return_exceptions=True)
+        await end_tasks(self._errors)
         self._transport.close()  # else its pipes stay open as long as a stray descendant has them
 
     async def _group_gone(self) -> None:
