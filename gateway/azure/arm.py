@@ -251,8 +251,9 @@ def named(resources: Iterable[Resource], taken: Collection[str]) -> dict[str, Re
     plain = [(connection_name(resource.name), resource) for resource in resources]
     counts = Counter(_prefix(name) for name, _ in plain)
     counts.update(_prefix(name) for name in taken)
+    hashed = {resource.id: digest(resource.id.lower().encode())[:6] for _, resource in plain}
     return {
-        name if counts[_prefix(name)] == 1 else _with_hash(name, resource): resource
+        name if counts[_prefix(name)] == 1 else f"{name[:25]}-{hashed[resource.id]}": resource
         for name, resource in plain
     }
 
@@ -267,10 +268,6 @@ def connection_name(text: str) -> str:
 
 def _prefix(name: str) -> str:
     return name.replace("-", "_")
-
-
-def _with_hash(name: str, resource: Resource) -> str:
-    return f"{name[:25]}-{digest(resource.id.lower().encode())[:6]}"
 
 
 def _text(value: Any) -> str:

@@ -175,8 +175,10 @@ class AzureDirectory:
     async def _consent_link(self, id_: str) -> str | None:
         """The link that Azure gives, where there is something to sign."""
         azure = self._configured()
-        resource = await self._resource(azure, id_)
-        names = await self._sign_ins(azure, resource) if resource else []
+        if (resource := await self._resource(azure, id_)) is None:
+            return None
+        asked_for = _api_parameters(await self._client.find(azure, resource.api_id) or {})
+        names = [each["name"] for each in asked_for if each["type"] == SIGN_IN]
         if not names:
             return None
         whose, back = await self._who(azure), self._return_address(id_)
@@ -258,11 +260,6 @@ class AzureDirectory:
         if resource is None:
             raise DefinitionUnreadable("Azure does not say which API the connection is for")
         return resource
-
-    async def _sign_ins(self, azure: Azure, resource: Resource) -> list[str]:
-        """The connector's parameters that a person signs in for."""
-        parameters = _api_parameters(await self._client.find(azure, resource.api_id) or {})
-        return [each["name"] for each in parameters if each["type"] == SIGN_IN]
 
 
 def connections_path(azure: Azure) -> str:

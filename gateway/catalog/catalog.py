@@ -156,7 +156,8 @@ class Catalog:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
         old = self._states.get(name)
         asked = parse_connection(name, values := completed(values, old, within))
-        self._refuse_look(name, asked, old, within)
+        refuse_foreign(within, asked, old)
+        refuse_unsafe(self.current.settings, name, asked)
         refuse_configured(old, asked)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
@@ -219,16 +220,10 @@ class Catalog:
         """What a put would expose and change; nothing is stored, nor tried if it may not be put."""
         now, old = self.current, self._states.get(name)
         asked = parse_connection(name, completed(values, old, within))
-        self._refuse_look(name, asked, old, within)
+        refuse_foreign(within, asked, old)
+        refuse_unsafe(now.settings, name, asked)
         new = await self._discover_new(name, asked, planned=True)
         return previewed(name, asked.kind, new.found, owner=owner_in(now, name, asked)), new
-
-    def _refuse_look(
-        self, name: str, asked: Connection, old: ConnectionState | None, within: str | None
-    ) -> None:
-        """Refuses what may not even be looked at, nor compared with what has this name."""
-        refuse_foreign(within, asked, old)
-        refuse_unsafe(self.current.settings, name, asked)
 
     async def refresh(
         self,
@@ -326,9 +321,8 @@ class Catalog:
                 # Also where nothing is new: a connection that was put over Azure's may be gone.
                 await self.apply(self.rights.configured)
         except GatewayError as error:
-            problem = Problem(
-                "error", "azure", f"the resource group can't be listed: {error.sentence}"
-            )
+            words = f"the resource group can't be listed: {error.sentence}"
+            problem = Problem("error", "azure", words)
             if problem != self.group_problem:  # the same is told once
                 log.warning("azure not listed", code=error.code, error=error.message)
             self.group_problem = problem
@@ -371,8 +365,9 @@ class Catalog:
             if found is not state.found:  # it has the validators of the last answer
                 self._states[state.name] = state = replace(state, found=found.light())
             if state.status != build.status:
-                after = replace(state, status=build.status, problems=build.problems)
-                self._states[state.name] = after
+                self._states[state.name] = replace(
+                    state, status=build.status, problems=build.problems
+                )
                 self._swap()
         return Report(state.name, build.status, revision=self.current.revision)
 
@@ -428,9 +423,8 @@ class Catalog:
         if old is not None and same_limits and is_same(old, base, cached):
             return old
         base = with_last_good(base, old)
-        if cached is None or not base.settings.is_active:
-            return base
-        if cached.definition.location != location_of(base.settings):
+        place = location_of(base.settings) if base.settings.is_active else None
+        if cached is None or cached.definition.location != place:
             return base
         try:
             return with_found(base, await self._rebuilt(base, cached, settings))

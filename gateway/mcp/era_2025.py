@@ -275,12 +275,13 @@ class Era2025:
         if not exchange.streaming:
             raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         session, streams = await self._open_session(exchange), self._core.streams
+        here = session.id, exchange.scope
         lists = streams.lists(exchange.principal, exchange.scope, session.client)
         # The event id is the digest of the view the client was last told of: a client that comes
         # back with one learns at once of what it missed, whichever process it comes back to. One
         # that has just listed learns of what changed before its stream was open.
         last = _EVENT_ID.fullmatch(exchange.fields.get(b"last-event-id", b"").decode("latin-1"))
-        known = (last and last[1]) or streams.noted(session.id, exchange.scope) or lists["tools"]
+        known = (last and last[1]) or streams.noted.get(here) or lists["tools"]
         reads_ids = session.protocol_version >= RESUMING_VERSION
         stream = ClientStream(
             exchange.principal,
@@ -296,7 +297,7 @@ class Era2025:
         )
         if known != lists["tools"]:
             stream.tell_changed("tools", lists["tools"])
-        streams.note(session.id, exchange.scope, lists["tools"])
+        streams.noted[here] = lists["tools"]
         await streams.serve(stream, exchange.receive, exchange.send)
 
     async def _is_alive(self, exchange: Exchange) -> bool:

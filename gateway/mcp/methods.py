@@ -184,7 +184,7 @@ async def _list_tools(request: RpcRequest) -> bytes:
         if known is None or not known.has_list or known.digest != view.digest:
             core.listings.note(client, view, snapshot.revision)
     if request.caller.session is not None:
-        core.streams.note(request.caller.session, request.caller.scope, view.digest)
+        core.streams.noted[request.caller.session, request.caller.scope] = view.digest
     return b"{%b%b}" % (page, LIST_END if request.caller.era == "2026" else b"")
 
 

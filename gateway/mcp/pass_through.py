@@ -194,9 +194,9 @@ class PassThrough:
         }
         if offered.sole is not None:
             return cut("".join(said.values()), MAX_INSTRUCTIONS_CHARS)
-        headed = {
-            _heading(name, snapshot.connections[name].prefix): words for name, words in said.items()
-        }
+        prefixes = {name: snapshot.connections[name].prefix for name in said}
+        about = {n: f" (its tools here begin with `{p}`)" if p else "" for n, p in prefixes.items()}
+        headed = {f"## {name}{about[name]}": words for name, words in said.items()}
         return join_instructions(INSTRUCTIONS, headed)
 
     def _words(self, state: ConnectionState) -> str:
@@ -411,10 +411,6 @@ def join_instructions(own: str, said: Mapping[str, str]) -> str:
         parts[heading] = cut(f"\n\n{heading}\n{words}", room // (len(said) - number))
         room -= len(parts[heading])
     return own + "".join(parts[heading] for heading in said)
-
-
-def _heading(name: str, prefix: str) -> str:
-    return f"## {name} (its tools here begin with `{prefix}`)" if prefix else f"## {name}"
 
 
 def _has(capabilities: Mapping[str, Any], capability: str) -> bool:

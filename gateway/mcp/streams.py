@@ -115,7 +115,8 @@ class Streams:
         self._offers = offers
         self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()  # by principal: some have very many
-        self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(limits.MAX_REMEMBERED)
+        # The list of tools that a session has seen or been told of, as far as this process knows.
+        self.noted: LRUCache[tuple[str, Scope], str] = LRUCache(limits.MAX_REMEMBERED)
         self._closing = False
         self._woken = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -144,14 +145,6 @@ class Streams:
             self._count += Counter()  # without those that are at nothing
 
         await EventStream(stream.step, stream.woken, leave)({}, receive, send)
-
-    def note(self, session: str, scope: Scope, list_id: str) -> None:
-        """Notes which list of tools a session has seen or been told of."""
-        self._noted[session, scope] = list_id
-
-    def noted(self, session: str, scope: Scope) -> str | None:
-        """The list of tools a session knows of, as far as this process can tell."""
-        return self._noted.get((session, scope))
 
     def look_again(self) -> None:
         """Something that streams depend on may be another: they are looked at soon."""
@@ -187,12 +180,9 @@ class Streams:
                 stream.known[kind] = list_id
                 if (stream.holder, kind) not in told:
                     told.add((stream.holder, kind))
-                    self._tell_changed(stream, kind, list_id)
-
-    def _tell_changed(self, stream: ClientStream, kind: str, list_id: str) -> None:
-        stream.tell_changed(kind, list_id)
-        if kind == "tools":
-            self.note(stream.holder, stream.scope, list_id)
+                    stream.tell_changed(kind, list_id)
+                    if kind == "tools":
+                        self.noted[stream.holder, stream.scope] = list_id
 
     async def _look(self, stream: ClientStream) -> dict[str, str] | None:
         """The lists that the stream's token sees now; None: it has no right to see any."""

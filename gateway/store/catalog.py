@@ -48,7 +48,7 @@ class Stored:
     connections: Sequence[tuple[str, Any, int]]  # name, settings and revision of those put
     found: Mapping[str, Found]
     choices: Mapping[tuple[str, str], Level]
-    permissions: Mapping[str, Any] | None
+    permissions: Mapping[str, Any] | None  # that were put; None: config.toml is in force
     former: Sequence[FormerName]
 
 
@@ -68,7 +68,7 @@ class StoredCatalog:
             [(row.name, self._seal.decrypt_json(row.settings), row.revision) for row in rows],
             await self._load_found(known),
             await load_choices(self.db),
-            await load_permissions(self.db),
+            await self.db.read(lambda tx: tx.execute(select(_permissions.c.settings)).scalar()),
             await self.db.read(lambda tx: many(tx, select(_former), FormerName)),
         )
 
@@ -342,10 +342,3 @@ async def put_permissions(
         return revision
 
     return await write_revision(db, unit)
-
-
-async def load_permissions(db: Database) -> Mapping[str, Any] | None:
-    """The permissions that were put; None where config.toml is in force."""
-    settings = select(_permissions.c.settings)
-    found: Mapping[str, Any] | None = await db.read(lambda tx: tx.execute(settings).scalar())
-    return found

@@ -72,7 +72,7 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
     """The API as an ASGI application, with other routes whose errors have the same shape."""
 
     def endpoint(runs: Mapping[str, Run]) -> Callable[[Request], Awaitable[Response]]:
-        wanted = {method: _parameters(run) for method, run in runs.items()}
+        wanted = {m: [*inspect.signature(runs[m]).parameters.values()][1:] for m in runs}
 
         async def answer(request: Request) -> Response:
             inquiry, posted = await _read_request(gateway, identity, request)
@@ -116,10 +116,6 @@ async def _read_request(
             posted = read_json(raw)  # as strict as MCP is: a call means the same through both doors
     caller = Caller(principal, client=request.headers.get("user-agent", "")[:NAME_CHARS])
     return gateway.inquiry(caller), posted
-
-
-def _parameters(run: Run) -> list[inspect.Parameter]:
-    return list(inspect.signature(run).parameters.values())[1:]
 
 
 def _arguments(wanted: list[inspect.Parameter], request: Request, posted: Any) -> Shown:
