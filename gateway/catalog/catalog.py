@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
@@ -66,7 +66,7 @@ from gateway.model import Build, Found, Problem, RawDefinition
 from gateway.store import catalog as store
 from gateway.store.catalog import StoredCatalog
 from gateway.store.rights import load_rights
-from gateway.store.tables import Change
+from gateway.store.tables import Change, Decided
 
 log = structlog.get_logger("gateway.catalog")
 
@@ -184,9 +184,7 @@ class Catalog:
         log.info("connection deleted", connection=name, by=by)
         return self.current.revision
 
-    async def decide_change(
-        self, id: str, status: Literal["accepted", "rejected"], *, by: str
-    ) -> Change:
+    async def decide_change(self, id: str, status: Decided, *, by: str) -> Change:
         """Decides on a change that is held; an accepted one is served from here on."""
         change = await store.get_change(self._stored.db, id)
         if change is None:

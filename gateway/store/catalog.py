@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
@@ -29,7 +29,7 @@ from gateway.store.cluster import current_revision, write_revision
 from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, insert_new, many, one, upsert, values
 from gateway.store.secrets import Seal
-from gateway.store.tables import Change, ChangeStatus, FormerName
+from gateway.store.tables import Change, ChangeStatus, Decided, FormerName
 
 _connections = tables.connections
 _definitions = tables.definitions
@@ -169,7 +169,7 @@ class StoredCatalog:
     async def decide(
         self,
         change: Change,
-        status: Literal["accepted", "rejected"],
+        status: Decided,
         by: str,
         old: Found,
         new: Found | None,
@@ -277,7 +277,7 @@ def _undecided(tx: Connection, connection: str) -> list[Change]:
 
 
 def decide_change(
-    tx: Connection, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
+    tx: Connection, id: str, status: Decided, *, by: str, now: float
 ) -> Change | None:
     """The change as decided now; None if it was not held any more."""
     held = update(_changes).filter_by(id=id, status="held")

@@ -142,7 +142,8 @@ validations = _table(
     "validations", {"sha256": str, "problems": Mapping, "at": float}, keys=("sha256",)
 )
 
-ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
+Decided = Literal["accepted", "rejected"]
+ChangeStatus = Literal["applied", "held", Decided]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import structlog
 from msgspec.structs import replace
@@ -43,7 +43,7 @@ from gateway.model import Level, Scope, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
-from gateway.store.tables import ChangeStatus
+from gateway.store.tables import ChangeStatus, Decided
 from gateway.web import access, credentials, own_tools, rights, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
@@ -59,8 +59,7 @@ POSTING = ("POST", "PUT", "PATCH")
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
-CHANGE_DECISIONS: Mapping[str, Literal["accepted", "rejected"]]
-CHANGE_DECISIONS = {"accept": "accepted", "reject": "rejected"}
+CHANGE_DECISIONS: Mapping[str, Decided] = {"accept": "accepted", "reject": "rejected"}
 CHANGE_STATUSES: tuple[ChangeStatus, ...] = get_args(ChangeStatus)
 
 
