@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gateway import __version__
-from gateway.cli import manage, tools
+from gateway.cli import manage, rights, tools
 from gateway.cli.bench import bench
 from gateway.cli.connect import connect
 from gateway.cli.remote import JsonOption, stdio
@@ -244,6 +244,8 @@ app.add_typer(manage.credentials, name="credentials")
 app.add_typer(manage.grants, name="grants")
 app.add_typer(manage.changes, name="changes")
 app.add_typer(manage.executions, name="executions")
+for kind, commands in rights.groups.items():
+    app.add_typer(commands, name=kind)
 
 
 def _show_version(wanted: bool) -> None:

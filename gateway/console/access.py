@@ -1,8 +1,7 @@
 """Access: who sees what and why, what runs and what asks, who was let in and who signed in where.
 
-Everyone sees and changes what is their own; admins see everyone's. Principals, roles, bundles and
-routes are config.toml's, which is watched: they are shown here with the place to change them, and a
-form makes the token that a principal's table needs. Permissions can be put at run time.
+Everyone sees and changes what is their own; admins see everyone's. Permissions are put here, over
+those of config.toml; principals, roles, bundles and routes have pages of their own (`rights`).
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ async def access(visit: Visit) -> Response:
         rules=RULES,
         permissions=snapshot.written_permissions,
         stored=snapshot.stored_permissions is not None,
-        settings=snapshot.settings if me.admin else None,
         tool_names=sorted(islice(inquiry.view.tools, TABLE_ROWS)),
         names=sorted({row["connection"] for row in rows}),
         profiles=_profile_rows(visit),

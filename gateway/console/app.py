@@ -99,6 +99,7 @@ PAGES: Mapping[str, Handler] = {
     "/executions/{id}": executions.execution,
     "/access": access.access,
     "/access/view": access.view,
+    "/access/rights/{kind}": rights.rights,
 }
 LIVE: Mapping[str, Live] = {
     "": (calls.shown_overview, "stats picture tasks feed health"),
@@ -124,7 +125,9 @@ ACTIONS: Mapping[str, Handler] = {
     "/credentials/{name}/sign-out": access.sign_out,
     "/permissions": access.permissions,
     "/permissions/tools": access.rule,
-    "/tokens": rights.make_token,
+    "/access/rights/{kind}": rights.put,
+    "/access/rights/{kind}/plan": rights.plan,
+    "/access/rights/{kind}/delete": rights.delete,
     "/sign-out": _sign_out,
 }
 

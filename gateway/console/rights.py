@@ -1,45 +1,217 @@
-"""Principals, roles, bundles and routes in the console: lists, forms, what a change would do."""
+"""Principals, roles, bundles and routes in the console: a list and a form for each kind.
+
+Fields are named as config.toml names its keys; what the form does not ask for stays as it was put.
+While somebody fills the form in, a plan says what it gives and who would see other tools; nothing
+is kept until it is saved. What config.toml owns is listed, and changed there.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 from starlette.responses import Response
 
-from gateway.config.settings import new_token
-from gateway.console.pages import Visit, fragment, is_partial, page
-from gateway.errors import Fixable
-from gateway.limits import NAME_CHARS
+from gateway.console.pages import Visit, fragment, go, is_partial, link, page
+from gateway.errors import Fixable, GatewayError, NotFound
+from gateway.model import Level
+from gateway.policy.rights import people_are_claimed
+from gateway.store.tables import RightKind
+from gateway.web.guard import Form
+from gateway.web.rights import (
+    KINDS,
+    delete_right,
+    foresee,
+    get_right,
+    list_rights,
+    plan_put,
+    put_right,
+)
+
+Fields = dict[str, str]
+Values = dict[str, Any]
+
+MODES = ("direct", "meta", "auto")
+TEXTS: Mapping[RightKind, tuple[str, ...]] = {
+    "principal": ("role", "organization", "access"),
+    "bundle": ("mode",),
+}
+# Keys of which the form has a field for each name, and those with a name a line.
+CHOSEN: Mapping[RightKind, str] = {"role": "bundles", "bundle": "connections"}
+LINES = ("allow", "deny")
+NAMES: Mapping[RightKind, tuple[str, ...]]
+NAMES = {**dict.fromkeys(KINDS, ("name",)), "route": ("workflow", "role")}
 
 
-async def make_token(visit: Visit) -> Response:
-    """A token for a principal, shown this once, with the table that config.toml needs for it."""
-    visit.inquiry.require_admin()
-    name, given = visit.form.get("name", "").strip(), visit.form
-    if not name or len(name) > NAME_CHARS:
-        raise Fixable("invalid_arguments", "Say whom the token is for.")
-    token, digest = new_token()
-    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
-    known = name in visit.snapshot.settings.principals
-    lines = [f"[principals.{key}]", f'token_sha256 = "{digest}"']
-    if not known:
-        texts = ("role", "organization", "access")
-        lines += [
-            f"{each} = {json.dumps(given[each].strip())}" for each in texts if given.get(each)
-        ]
-        lines += ["admin = true"] if given.get("admin") else []
-    shown: dict[str, Any] = {
-        "name": name,
-        "token": token,
-        "lines": "\n".join(lines),
-        "known": known,
-    }
+async def rights(visit: Visit) -> Response:
+    """The page of one kind: all there are, and the form for a new one or for one that was put."""
+    kind, name = _kind(visit), visit.query("name")
+    found = get_right(visit.inquiry, kind, name) if name else None
+    if found is not None and found["origin"] == "config":
+        raise Fixable("invalid_arguments", f"config.toml owns {name!r}", "Edit it there.")
+    return await _page(visit, kind, _fields_of(kind, found))
+
+
+async def put(visit: Visit) -> Response:
+    """Saves what the form says; a new token is shown, this once."""
+    kind, form = _kind(visit), visit.form
+    try:
+        if form.get("plan"):  # without scripts: a button of the same form
+            return await _page(visit, kind, dict(form), plan=await _plan(visit, kind))
+        name, values = _values_of(visit, kind)
+        expected = int(form.get("revision") or 0) if _is_number(form.get("revision")) else 0
+        _, token = await put_right(visit.inquiry, kind, name, values, expected)
+    except GatewayError as error:
+        if is_partial(visit.request):
+            raise
+        return await _page(visit, kind, dict(form), error=error)
+    if token is not None:
+        return await _show_token(visit, name, token)
+    return go(visit, link(f"/access/rights/{kind}s"))
+
+
+async def plan(visit: Visit) -> Response:
+    """What the form would give as it is filled in now."""
+    kind, shown = _kind(visit), dict[str, Any](plan=None, error=None)
+    try:
+        if all(visit.form.get(key, "").strip() for key in NAMES[kind]):  # else it is just begun
+            shown["plan"] = await _plan(visit, kind)
+    except GatewayError as wrong:
+        shown["error"] = wrong
+    return fragment(visit, "_plan.html", **shown)
+
+
+async def delete(visit: Visit) -> Response:
+    """Deletes what was put."""
+    kind, revision = _kind(visit), visit.form.get("revision")
+    expected = int(revision or 0) if _is_number(revision) else None
+    await delete_right(visit.inquiry, kind, visit.form.get("name", ""), expected)
+    return go(visit, link(f"/access/rights/{kind}s"))
+
+
+def _kind(visit: Visit) -> RightKind:
+    for kind in KINDS:
+        if visit.id == f"{kind}s":
+            return kind
+    raise NotFound("invalid_arguments", "There is nothing at this address.")
+
+
+def _is_number(text: str | None) -> bool:
+    return text is not None and text.isascii() and text.isdigit() and len(text) < 16
+
+
+async def _plan(visit: Visit, kind: RightKind) -> Values:
+    name, values = _values_of(visit, kind)
+    return await foresee(visit.inquiry, plan_put(visit.inquiry, kind, name, values)[0])
+
+
+async def _page(visit: Visit, kind: RightKind, fields: Fields, **more: Any) -> Response:
+    settings, me = visit.snapshot.settings, visit.principal
+    shown: Values = {"plan": None, "error": None, **more}
+    return await page(
+        visit,
+        "rights.html",
+        f"{kind.capitalize()}s",
+        kind=kind,
+        kinds=KINDS if me.organization is None else KINDS[:1],
+        items=list_rights(visit.inquiry, kind),
+        fields=fields,
+        roles=sorted(settings.roles),
+        chosen=CHOSEN.get(kind, ""),
+        choices=_choices(visit, kind),
+        levels=get_args(Level),
+        modes=MODES,
+        claimed=people_are_claimed(settings),
+        **shown,
+    )
+
+
+def _choices(visit: Visit, kind: RightKind) -> list[str]:
+    """What a role or a bundle may have."""
+    if kind == "bundle":
+        return sorted(state.name for state in visit.inquiry.connections())
+    return sorted(visit.snapshot.settings.bundles)
+
+
+async def _show_token(visit: Visit, name: str, token: str) -> Response:
+    shown: Values = {"name": name, "token": token}
     if is_partial(visit.request):
         return fragment(visit, "_token.html", **shown)
     return await page(visit, "token.html", "A new token", **shown)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+# --- between settings and fields ------------------------------------------------------------------
+
+
+def _fields_of(kind: RightKind, item: Mapping[str, Any] | None) -> Fields:
+    """The fields of a form for this item; for none, of an empty one."""
+    if item is None:
+        return {}
+    said: Mapping[str, Any] = item["settings"]
+    fields = {"name": item["name"], "editing": item["name"], "revision": str(item["revision"])}
+    if kind == "route":
+        steps = "\n".join(f"{step}: {', '.join(bundles)}" for step, bundles in said.items())
+        return {**fields, "workflow": item["workflow"], "role": item["role"], "steps": steps}
+    fields |= {key: str(said[key]) for key in TEXTS.get(kind, ()) if said.get(key)}
+    fields |= {key: "\n".join(said[key]) for key in LINES if key in said}
+    if kind in CHOSEN:
+        fields |= {f"{CHOSEN[kind]}.{each}": "1" for each in said.get(CHOSEN[kind], ())}
+    if kind == "bundle" and "token_budget" in said:
+        fields["token_budget"] = str(said["token_budget"])
+    if kind == "principal":
+        fields |= {"admin": "1"} if said.get("admin") else {}
+        levels = said.get("connections", {}).items()
+        fields["levels"] = "\n".join(f"{name} = {level}" for name, level in levels)
+    return fields
+
+
+def _values_of(visit: Visit, kind: RightKind) -> tuple[str, Values]:
+    """The name and the settings that a form stands for."""
+    form = visit.form
+    if kind == "route":
+        steps = _pairs(form.get("steps", ""), ":", "step: bundle, bundle")
+        name = f"{form.get('workflow', '').strip()}/{form.get('role', '').strip()}"
+        return name, {step: _split(bundles, ",") for step, bundles in steps}
+    name = form.get("name", "").strip()
+    values = _kept(visit, kind, name)
+    values |= {key: form[key].strip() for key in TEXTS.get(kind, ()) if form.get(key, "").strip()}
+    if kind in CHOSEN:
+        start = f"{CHOSEN[kind]}."
+        values[CHOSEN[kind]] = [key.removeprefix(start) for key in form if key.startswith(start)]
+    if kind == "bundle":
+        values |= {key: _split(form[key], "\n") for key in LINES if form.get(key, "").strip()}
+        budget = form.get("token_budget", "").strip()
+        values |= {"token_budget": int(budget) if _is_number(budget) else budget} if budget else {}
+    if kind == "principal":
+        values |= _principal_values(form)
+    return name, values
+
+
+def _principal_values(form: Form) -> Values:
+    levels = dict(_pairs(form.get("levels", ""), "=", "connection = read-only"))
+    return {
+        **({"connections": levels} if levels else {}),
+        **({"admin": True} if form.get("admin") else {}),
+        **({"new_token": True} if form.get("new_token") else {}),
+    }
+
+
+def _kept(visit: Visit, kind: RightKind, name: str) -> Values:
+    """What was put of it that the form does not ask for."""
+    if not visit.form.get("editing"):
+        return {}
+    asked = {*TEXTS.get(kind, ()), CHOSEN.get(kind), *LINES, "token_budget", "admin", "connections"}
+    said = get_right(visit.inquiry, kind, name)["settings"]
+    return {key: value for key, value in said.items() if key not in asked}
+
+
+def _pairs(text: str, separator: str, example: str) -> Iterable[tuple[str, str]]:
+    for line in filter(str.strip, text.splitlines()):
+        key, found, value = line.partition(separator)
+        if not found:
+            raise Fixable("invalid_arguments", f"{line[:80]!r} is no such line", f"Write {example}")
+        yield key.strip(), value.strip()
+
+
+def _split(text: str, separator: str) -> list[str]:
+    return [each.strip() for each in text.split(separator) if each.strip()]

@@ -173,14 +173,21 @@ def _refuse_configured(inquiry: Inquiry, kind: RightKind, name: str) -> None:
     raise Fixable("invalid_arguments", words, "Choose another name, or edit config.toml.")
 
 
+def plan_put(
+    inquiry: Inquiry, kind: RightKind, name: str, values: Mapping[str, Any]
+) -> tuple[PlannedChange, str | None]:
+    """The plan to put these values, and the token that is made for it if one is asked for."""
+    said, token = dict(values), None
+    if kind == "principal" and _wants_token(said):
+        token, said["token_sha256"] = new_token()
+    return make_plan(inquiry, kind, name, said), token
+
+
 async def put_right(
     inquiry: Inquiry, kind: RightKind, name: str, values: Mapping[str, Any], expected: int | None
 ) -> tuple[Shown, str | None]:
     """Puts one; as it is now, and the token that was made for it if one was asked for."""
-    said, token = dict(values), None
-    if kind == "principal" and _wants_token(said):
-        token, said["token_sha256"] = new_token()
-    plan = make_plan(inquiry, kind, name, said)
+    plan, token = plan_put(inquiry, kind, name, values)
     await _carry_out(inquiry, plan, expected)
     now = inquiry.gateway.inquiry(inquiry.caller)
     return _item(put_access(now.snapshot), (kind, name)), token
@@ -290,10 +297,7 @@ async def _put(
     if not isinstance(posted, dict):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     if request.query_params.get("dry_run", "").lower() in ("true", "1"):
-        said = dict(posted)
-        if kind == "principal" and _wants_token(said):
-            said["token_sha256"] = new_token()[1]
-        return await foresee(inquiry, make_plan(inquiry, kind, name, said))
+        return await foresee(inquiry, plan_put(inquiry, kind, name, posted)[0])
     exists = _row(put_access(inquiry.gateway.snapshot), (kind, name)) is not None
     expected = expected_revision(request, exists)
     item, token = await put_right(inquiry, kind, name, posted, expected)

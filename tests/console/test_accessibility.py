@@ -29,7 +29,8 @@ PAGES = (
     *("/connections/broken", "/connections/demo", "/connections/new", "/connections/held/edit"),
     *("/tools", "/tool?name=demo_update_book", "/tool?name=wide_change", "/approvals"),
     *("/charts", "/executions", "/executions?tool=nothing", "/executions/{failed}"),
-    *("/access", "/access/view?principal=ann", "/nowhere"),
+    *("/access", "/access/view?principal=ann", "/nowhere", "/access/rights/principals"),
+    *("/access/rights/bundles", "/access/rights/roles", "/access/rights/routes"),
 )
 LOOK = """async only => {
   const found = await axe.run({ runOnly: only, resultTypes: ['violations'] });
