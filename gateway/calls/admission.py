@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any
 
 from cachetools import LRUCache
 
@@ -186,35 +186,44 @@ class Slots:
     """So many calls at a time; a few more wait their turn, in order and not for long."""
 
     def __init__(self, limit: int, owner: str) -> None:
-        self._limit = limit
+        self._limit = self._left = limit
         self._owner = owner
-        self._slots = asyncio.Semaphore(limit)
-        self._waiting = 0
-        self._shrinking: list[asyncio.Task[Literal[True]]] = []
-        self.free = self._slots.release  # gives one back, to the call that waits longest
+        self._turns: deque[asyncio.Future[None]] = deque()
 
     def resize(self, limit: int) -> None:
-        """Takes over a new bound; slots that are to go are taken as they become free."""
-        more, self._limit = limit - self._limit, limit
-        for _ in range(more):
-            self._slots.release()
-        self._shrinking = [asyncio.create_task(self._slots.acquire()) for _ in range(-more)]
+        """Takes over a new bound."""
+        self._left += limit - self._limit
+        self._limit = limit
 
     async def take(self) -> None:
-        """Takes a slot, which is to be freed. Raises `busy` where none is free in time."""
-        if not self._slots.locked():
-            await self._slots.acquire()
+        """Take a slot, which is to be freed; or `busy`."""
+        self._left -= 1
+        if self._left >= 0:
             return
-        self._waiting += 1
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
         try:
-            if self._waiting > MAX_WAITING_CALLS:
+            if len(self._turns) > MAX_WAITING_CALLS:
                 raise TimeoutError
             async with asyncio.timeout(MOMENT_SECONDS):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise _later("busy", f"{self._owner} has its hands full.", 1.0) from None
-        finally:
-            self._waiting -= 1
+                await turn
+        except BaseException as error:
+            if turn in self._turns:
+                self._turns.remove(turn)
+                self._left += 1
+            else:
+                self.free()  # its turn came in the same moment
+            if isinstance(error, TimeoutError):
+                raise _later("busy", f"{self._owner} has its hands full.", 1.0) from None
+            raise
+
+    def free(self) -> None:
+        """Give a slot back, to the call that waits longest if there is one."""
+        self._left += 1
+        if self._turns and self._left > -len(self._turns):
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
 
 
 def retry_after_seconds(value: str | None, now: datetime | None = None) -> float | None:
