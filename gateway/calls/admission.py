@@ -73,10 +73,13 @@ class Admission:
         """Take over a new bound; calls under way are not touched."""
         self._overall.resize(max_concurrent_calls)
 
-    async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> None:
-        """Count one request against the rate limit, or refuse it."""
-        if limit is None:
-            return
+    async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> ApiHealth:
+        """What a request passes through, once it is counted against the rate limit, or refused."""
+        if limit is not None:
+            await self._count(connection, principal, limit)
+        return self.call(connection, principal, limit)
+
+    async def _count(self, connection: str, principal: str, limit: RateLimit) -> None:
         whose = "" if limit.per == "connection" else principal
         key, requests, seconds = f"{connection}\0{whose}", limit.requests, limit.window_seconds
         if self._shared is None:

@@ -54,6 +54,7 @@ from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, binding_
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]
+NOBODY = Principal("")  # for requests that are no caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +214,11 @@ class Credentials:
         request: Request,
         base_url: str,
         exchange: Exchange,
-        principal: Principal | None = None,
+        principal: Principal = NOBODY,
     ) -> tuple[Answer, Grant]:
         """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
         base_url = auth.home or base_url
-        grant = await self.grant(auth, principal)
+        grant = auth.ready or await self.grant(auth, principal)
         answer = await exchange(with_grant(request, grant, base_url))
         if answer.status == 401 and auth.ready is None:
             refused, grant = grant, await self._other_grant(auth, principal, grant)
@@ -260,9 +261,7 @@ class Credentials:
             grant = grant if fresh else await self._other_grant(auth, person, grant)
         return grant.headers
 
-    async def grant(
-        self, auth: Proof, principal: Principal | None = None, rejected: int = 0
-    ) -> Grant:
+    async def grant(self, auth: Proof, principal: Principal = NOBODY, rejected: int = 0) -> Grant:
         """What a call adds to its request; not the version that was rejected."""
         if auth.ready is not None:
             return auth.ready
@@ -278,7 +277,7 @@ class Credentials:
             task.add_done_callback(partial(self._note_end, auth))
         return (await asyncio.shield(task)).grant
 
-    async def _other_grant(self, auth: Proof, principal: Principal | None, old: Grant) -> Grant:
+    async def _other_grant(self, auth: Proof, principal: Principal, old: Grant) -> Grant:
         """What a call adds to its request in place of what an API did not accept."""
         if not auth.by_people:
             self.reject(self._with_subject(auth, principal), old)
@@ -301,25 +300,21 @@ class Credentials:
 
     # --- people -----------------------------------------------------------------------------------
 
-    async def _grant_of_person(
-        self, auth: Proof, principal: Principal | None, rejected: int
-    ) -> Grant:
+    async def _grant_of_person(self, auth: Proof, principal: Principal, rejected: int) -> Grant:
         try:
             if self.keeper is None:
                 raise SignInNeeded
-            whose = principal.name if principal else ""
-            kept = await self.keeper.get(auth.account(whose), rejected)
+            kept = await self.keeper.get(auth.account(principal.name), rejected)
         except SignInNeeded as error:
             raise sign_in_required(self.keeper, auth.owner, auth.settings, principal) from error
         return _persons_grant(auth, kept)
 
     async def _sign_in_again(
-        self, auth: Proof, principal: Principal | None, grant: Grant
+        self, auth: Proof, principal: Principal, grant: Grant
     ) -> UpstreamFailed:
         """The error for an API that does not take what was renewed just now."""
         if self.keeper is not None and isinstance(auth.settings, OAuth2Auth):
-            account = auth.account(principal.name if principal else "")
-            await self.keeper.refuse(account, grant.version)
+            await self.keeper.refuse(auth.account(principal.name), grant.version)
         return sign_in_required(self.keeper, auth.owner, auth.settings, principal)
 
     async def _latest(self, auth: Proof) -> str:
@@ -330,13 +325,12 @@ class Credentials:
             signed_in = list(self._presented)[-1:]
         return signed_in[0] if signed_in else ""
 
-    def _with_subject(self, auth: Proof, principal: Principal | None) -> Proof:
+    def _with_subject(self, auth: Proof, principal: Principal) -> Proof:
         """The proof of this caller, where their own token is what another is asked for with."""
         settings = auth.settings
         if not isinstance(settings, OAuth2Auth) or settings.grant != "token_exchange":
             return auth
-        who = principal or Principal("")
-        token = who.presented or self._presented.get(who.name)
+        token = principal.presented or self._presented.get(principal.name)
         if token is None:
             words = f"{auth.owner} is called with the caller's own token, and there is none."
             hint = "Call with a token of your own."

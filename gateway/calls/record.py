@@ -145,11 +145,13 @@ class Attempt(Struct):
     @property
     def args_digest(self) -> str:
         """Names exactly these arguments, however they are ordered."""
+        return sha256(self._written_arguments()).hexdigest()
+
+    def _written_arguments(self) -> bytes:
         try:
-            text = orjson.dumps(self.arguments, option=orjson.OPT_SORT_KEYS)
+            return orjson.dumps(self.arguments, option=orjson.OPT_SORT_KEYS)
         except TypeError:  # huge numbers, lone surrogates
-            text = json.dumps(self.arguments, sort_keys=True).encode()
-        return sha256(text).hexdigest()
+            return json.dumps(self.arguments, sort_keys=True).encode()
 
     @property
     def bound_to(self) -> list[str]:
@@ -170,6 +172,7 @@ class Attempt(Struct):
         if isinstance(error, UpstreamFailed) and not error.sent:
             self.sent_at = None  # nothing of it went out
         finished = status not in ("executing", "pending_confirmation")
+        written = self._written_arguments()
         return Execution(
             id=self.id,
             tool=tool.name,
@@ -178,8 +181,8 @@ class Attempt(Struct):
             status=status,
             access=tool.access,
             risk=tool.risk,
-            arguments=self._shown_arguments(),
-            args_digest=self.args_digest,
+            arguments=self._shown_arguments(written),
+            args_digest=sha256(written).hexdigest(),
             created_at=self.at,
             revision=self.snapshot.revision,
             result=self._outcome(status, result, failure) if finished else None,
@@ -197,14 +200,13 @@ class Attempt(Struct):
             replica=self.replica,
         )
 
-    def _shown_arguments(self) -> Any:
+    def _shown_arguments(self, written: bytes) -> Any:
         """The arguments for people: secrets masked, bounded."""
         try:
             masked = redact_arguments(dict(self.arguments))
         except RecursionError:
             return {"truncated": True, "preview": "nested too deeply to be shown"}
-        text = json_bytes(masked)
-        if len(text) <= MAX_RECORDED_BYTES and self.redactor.bytes(text) is text:
+        if len(written) <= MAX_RECORDED_BYTES and self.redactor.bytes(written) is written:
             return masked  # as nearly always: there is nothing to clear
         return _bounded(self.redactor.json(masked), MAX_RECORDED_BYTES)
 

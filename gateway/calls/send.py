@@ -80,8 +80,8 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: HttpOperation
     ) -> Result:
         request = _request(attempt, prepared, operation)
-        place = (prepared.name, attempt.principal, prepared.rate_limit)
-        await self.limits.admit(*place)
+        who, person = attempt.principal, attempt.caller.principal
+        health = await self.limits.admit(prepared.name, who, prepared.rate_limit)
         limits = attempt.snapshot.settings.limits
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             send = partial(
@@ -91,8 +91,7 @@ class Sender:
                 room=room,
                 tls=prepared.tls,
             )
-            async with self.limits.call(*place) as health:
-                person = attempt.caller.principal
+            async with health:
                 wanted = (prepared.auth, request, operation.base_url, send, person)
                 attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
@@ -156,12 +155,11 @@ class Sender:
             ask = asker(caller, attempt.redactor, seconds, attempt.put)
         params = _params(attempt, prepared, operation, asks=ask is not None)
         principal = attempt.principal
-        place = (prepared.name, principal, prepared.rate_limit)
-        await self.limits.admit(*place)
+        health = await self.limits.admit(prepared.name, principal, prepared.rate_limit)
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             told = (_progress(attempt), ask, _notice(attempt))
             hooks = Hooks(*told, caller.askable if ask else None, room.holds)
-            async with self.limits.call(*place) as health:
+            async with health:
                 attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
                     result = await self.upstreams.request(
@@ -305,9 +303,7 @@ class UpstreamRequests:
         clears = partial(clearing, self._credentials, prepared, caller.principal, [])
         asks = asker(caller, await clears(), ask_seconds)
         hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
-        place = (name, principal, prepared.rate_limit)
-        await self._limits.admit(*place)
-        async with self._limits.call(*place) as health:
+        async with await self._limits.admit(name, principal, prepared.rate_limit) as health:
             try:
                 result = await self.upstreams.request(
                     name, method, sent, principal=principal, hooks=hooks, relay_input=relays

@@ -367,12 +367,12 @@ def _until(kept: Kept, moment: float | None) -> Kept:
 
 
 def sign_in_required(
-    keeper: Keeper | None, name: str, auth: Auth, principal: Principal | None
+    keeper: Keeper | None, name: str, auth: Auth, principal: Principal
 ) -> UpstreamFailed:
     """The error for a call before somebody has signed in: who has to, and where."""
     personal = per_user(auth)
     words = f"You are not signed in to {name}." if personal else f"{name} is not signed in."
-    if keeper is None or principal is None or not (personal or principal.admin):
+    if keeper is None or not (personal or principal.admin):
         hint = "Have an admin of the gateway sign it in."
         return UpstreamFailed("sign_in_required", words, hint, sent=False)
     link = keeper.link(principal.name, principal.name if personal else "", name)
