@@ -116,9 +116,14 @@ def _present(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     return ((str(key), scalar(item)) for key, item in value.items() if item is not None)
 
 
+_PERCENT = {code: quote(chr(code), safe="") for code in range(128)}
+
+
 def percent(text: str) -> str:
     """Everything but letters, digits and `-._~` percent-encoded."""
-    return text if text.isalnum() and text.isascii() else quote(text, safe="")
+    if text.isascii():
+        return text if text.isalnum() else text.translate(_PERCENT)
+    return quote(text, safe="")
 
 
 # `&` would begin another parameter, to some servers `;` would too, and `#` would end the query.
