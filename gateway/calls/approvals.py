@@ -107,7 +107,7 @@ class Approvals:
         if approval.status == "pending":
             if attempt.unattended:
                 text = "The call waits for a person's decision and runs by itself once approved."
-                return attempt.pending("pending_confirmation", text)
+                return attempt.pending_result("pending_confirmation", text)
             if _may_leave(attempt):
                 return self._question_as_answer(attempt, approval)
             approval = await self._wait(attempt, approval)
@@ -205,7 +205,7 @@ class Approvals:
         params = {"mode": "form", **question_of(attempt, approval)}
         asked = {QUESTION: {"method": ELICIT, "params": params}}
         state = self.seal.seal_values(PURPOSE, approval.id)
-        return attempt.asking("pending_confirmation", asked, state)
+        return attempt.question_result("pending_confirmation", asked, state)
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval once it is no longer pending, or as it is when nobody waits any more."""
@@ -374,7 +374,7 @@ def _send_away(attempt: Attempt) -> Result:
         "The gateway is restarting; the call was not made.",
         "Call again: if it is approved meanwhile, nobody is asked a second time.",
     )
-    return attempt.failed(restarting) | {"_meta": attempt.meta("pending_confirmation")}
+    return attempt.failure_result(restarting) | {"_meta": attempt.meta("pending_confirmation")}
 
 
 async def _say_progress(attempt: Attempt, approval: Approval) -> None:

@@ -135,7 +135,7 @@ class Invoker:
         try:
             return await self._make(attempt)
         except NotApproved as error:  # its row says so already
-            return attempt.failed(error)
+            return attempt.failure_result(error)
         except Exception as error:  # the boundary: a caller gets a code, the log gets the place
             return self._refuse(attempt, _error_told(attempt, error))
 
@@ -153,7 +153,7 @@ class Invoker:
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
             return await self.running.finish(attempt.id, self._make_write(attempt, approval))
         try:
-            result = attempt.shaped(await self._send(attempt))
+            result = attempt.with_meta(await self._send(attempt))
         except asyncio.CancelledError:
             self._record_left(attempt)
             raise
@@ -172,7 +172,7 @@ class Invoker:
         if first is not None:
             return first
         self.running.start(self._complete(attempt), attempt.id, attempt.principal)
-        return attempt.pending("executing", "The call runs in the background.")
+        return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
         try:
@@ -185,7 +185,7 @@ class Invoker:
     async def _complete(self, attempt: Attempt) -> Result:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
-            result = attempt.shaped(await self._send(attempt))
+            result = attempt.with_meta(await self._send(attempt))
         except (asyncio.CancelledError, Exception) as error:
             return await self._fail(attempt, error)
         result = with_token(result, attempt.token)
@@ -261,14 +261,14 @@ class Invoker:
         """What the caller of the first call with this token got, or would have got."""
         attempt.id = first.id
         if attempt.unattended and first.status == "pending_confirmation":
-            return attempt.pending(first.status, "The call is already on its way.")
+            return attempt.pending_result(first.status, "The call is already on its way.")
         with self._signals.awaiting(FINISHED, first.id) as heard:  # its process may be another one
             while (first := await get_execution(self._db, first.id) or first).status in _GOING_ON:
                 await heard_within(heard, MOMENT_SECONDS)
         answer = (first.result or {}).get("answer")
         if answer is not None:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
-        return attempt.failed(_first_error(attempt, first))
+        return attempt.failure_result(_first_error(attempt, first))
 
     def _record_left(self, attempt: Attempt) -> None:
         """Records a call whose caller left before it was sent, or that only reads."""
@@ -276,7 +276,7 @@ class Invoker:
         self.record(attempt.execution("failed", None, error))
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
-        result = attempt.failed(error)
+        result = attempt.failure_result(error)
         self.record(attempt.execution(status_of(error), result, error))
         return result
 
@@ -290,7 +290,7 @@ class Invoker:
         is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
         if sent and in_doubt and not is_final:
             error = attempt.unknown(error.code)
-        result = attempt.failed(error)
+        result = attempt.failure_result(error)
         await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)
         return result
 
@@ -328,7 +328,7 @@ class Invoker:
                 try:
                     await self._resume(approval)
                 except Exception as error:  # one call's trouble must not stop the others
-                    failure = _describe_failure(error)
+                    failure = describe_failure(error)
                     log.warning("approved call not made", approval=approval.id, **failure)
 
     async def _resume(self, approval: Approval) -> None:
@@ -351,12 +351,12 @@ def _error_told(attempt: Attempt, cause: BaseException) -> GatewayError:
         return cause
     if isinstance(cause, asyncio.CancelledError):
         return Broken("cancelled", "the call was cancelled")
-    name, failure = attempt.tool.name, _describe_failure(cause)
+    name, failure = attempt.tool.name, describe_failure(cause)
     log.error("call failed", tool=name, execution=attempt.id, **failure)
     return Broken("internal", "the gateway failed on this call")
 
 
-def _describe_failure(error: BaseException) -> dict[str, str]:
+def describe_failure(error: BaseException) -> dict[str, str]:
     """What the log says of an unexpected error: its kind and place, not its words or values."""
     frames = traceback.format_tb(error.__traceback__)[-4:]
     return {"error": type(error).__name__, "trace": "".join(frames)}

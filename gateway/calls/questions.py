@@ -186,7 +186,7 @@ def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = 
 
     `put` is the way to a client that can't be asked on its request's own stream.
     """
-    reach = put or (None if caller.ask is None else one_by_one(caller.ask))
+    reach = put or (None if caller.ask is None else partial(_ask_one_by_one, caller.ask))
     if (reach is None or not caller.askable) and not caller.withheld:
         return None
 
@@ -204,16 +204,12 @@ def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = 
     return ask
 
 
-def one_by_one(ask_client: AskClient) -> Ask:
+async def _ask_one_by_one(ask_client: AskClient, questions: ByKey) -> ByKey:
     """Asks each question on the stream of the client's own request."""
-
-    async def ask(questions: ByKey) -> ByKey:
-        return {
-            key: await ask_client(each["method"], _of_2025(each["params"]))
-            for key, each in questions.items()
-        }
-
-    return ask
+    return {
+        key: await ask_client(each["method"], _of_2025(each["params"]))
+        for key, each in questions.items()
+    }
 
 
 def check_offered(questions: ByKey, caller: Caller) -> None:
@@ -363,9 +359,9 @@ class HeldCalls:
                 said = await self._answer(id, round, caller.input_responses, caller)
             else:
                 said = await self._letters.ask(replica, id, round, caller.input_responses)
-            return said or attempt.failed(await self._why_gone(attempt))
+            return said or attempt.failure_result(await self._why_gone(attempt))
         except GatewayError as error:  # of this answer, not of the call
-            return attempt.failed(error)
+            return attempt.failure_result(error)
 
     def drain(self) -> None:
         """Nobody is asked any more: this process ends, and what it holds with it."""
@@ -408,7 +404,7 @@ class HeldCalls:
             held.asked, held.answers = questions, _future()
             named = [self.replica, held.attempt.id, held.round, *held.bound_to]
             state = self.seal.seal_values(PURPOSE, *named)
-            result = held.attempt.asking("executing", questions, state)
+            result = held.attempt.question_result("executing", questions, state)
             held.question.set_result(result)
             try:
                 return await held.answers

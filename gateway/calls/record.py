@@ -98,7 +98,7 @@ class Attempt(Struct):
     unattended: bool = False  # nobody waits for the answer
     at: float = msgspec.field(default_factory=time.time)
     began: float = msgspec.field(default_factory=time.perf_counter)
-    id: str = ""
+    id: str = msgspec.field(default_factory=lambda: new_id(time.time()))
     reason: str = ""
     granted: Mapping[str, Any] | None = None  # the standing grant that allows it
     upstream_status: int | None = None
@@ -111,9 +111,6 @@ class Attempt(Struct):
     recorded: Mapping[str, Any] | None = None
     warnings: Sequence[Mapping[str, str]] = ()  # of arguments that were sent all the same
     put: Ask | None = None  # how its client is asked, where that is not on its own stream
-
-    def __post_init__(self) -> None:
-        self.id = self.id or new_id(self.at)
 
     @property
     def state(self) -> ConnectionState:
@@ -235,13 +232,13 @@ class Attempt(Struct):
             outcome["answer"] = result  # the first answer, for whoever asks again with the token
         return outcome
 
-    def failed(self, error: GatewayError) -> Result:
+    def failure_result(self, error: GatewayError) -> Result:
         """What the caller of a failed call gets."""
         shown = {"error": self.redactor.json(error.as_dict())}
         text, status = self.redactor.text(error.sentence), status_of(error)
         return self._own_result(status, text, shown)
 
-    def pending(self, status: ExecutionStatus, text: str) -> Result:
+    def pending_result(self, status: ExecutionStatus, text: str) -> Result:
         """What the caller gets of a call whose outcome is to be read later."""
         shown = {"execution_id": self.id, "status": status}
         return self._own_result(status, f"{text} get_execution {self.id} tells how.", shown)
@@ -250,7 +247,9 @@ class Attempt(Struct):
         result = own_result(text, structured, failed="error" in structured)
         return with_token({**result, "_meta": self.meta(status)}, self.token)
 
-    def asking(self, status: ExecutionStatus, questions: Mapping[str, Any], state: str) -> Result:
+    def question_result(
+        self, status: ExecutionStatus, questions: Mapping[str, Any], state: str
+    ) -> Result:
         """Questions as a result (2026-07-28): the client answers by calling again."""
         return {
             "resultType": "input_required",
@@ -259,7 +258,7 @@ class Attempt(Struct):
             "_meta": self.meta(status),
         }
 
-    def shaped(self, result: Result) -> Result:
+    def with_meta(self, result: Result) -> Result:
         """The result with what it says of its call; warnings for programs and as text."""
         result = {**result, "_meta": {**result.get("_meta", {}), **self.meta(status_in(result))}}
         if not self.warnings:

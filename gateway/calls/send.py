@@ -110,7 +110,7 @@ class Sender:
             attempt.upstream_status = answer.status
             if answer.status >= 400:
                 await self._refuse_signed_out(attempt, answer.status)
-            return await self._shaped(attempt, operation, answer)
+            return await self._shape_answer(attempt, operation, answer)
 
     async def _refuse_signed_out(self, attempt: Attempt, status: int) -> None:
         """Raises where a person can mend the failure by signing the connection in."""
@@ -127,7 +127,9 @@ class Sender:
                 status=status,
             )
 
-    async def _shaped(self, attempt: Attempt, operation: HttpOperation, answer: Answer) -> Result:
+    async def _shape_answer(
+        self, attempt: Attempt, operation: HttpOperation, answer: Answer
+    ) -> Result:
         told = (attempt.max_output_bytes, attempt.id, operation.headers_out)
         work = partial(shape, answer, attempt.redactor, *told)
         heavy = len(answer.body) > STEP_BYTES
@@ -177,9 +179,9 @@ class Sender:
             attempt.redactor = await clears()
             if found := recorded_values(operation.record, result):  # before the answer is cut
                 attempt.recorded = attempt.redactor.json(found)
-            return await self._taken_over(attempt, result)
+            return await self._take_over(attempt, result)
 
-    async def _taken_over(self, attempt: Attempt, result: Result) -> Result:
+    async def _take_over(self, attempt: Attempt, result: Result) -> Result:
         """The result as it is; or a preview, in a form that every listed output schema allows."""
         raw, taken = await clear_result(result, attempt.redactor)
         is_error = bool(taken.get("isError"))

@@ -74,7 +74,7 @@ class SigningIn:
                 return None
         state = self.seal.seal_values(PURPOSE, *attempt.bound_to)
         asked = {QUESTION: {"method": ELICIT, "params": _question(missing)}}
-        return attempt.asking("pending_confirmation", asked, state)
+        return attempt.question_result("pending_confirmation", asked, state)
 
     def _take_answer(self, attempt: Attempt) -> Answer | None:
         """What the client answers to our question about this call; None: it answers none of ours.

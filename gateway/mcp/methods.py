@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -35,6 +34,7 @@ from starlette.types import Receive, Send
 
 from gateway import __version__
 from gateway.calls.admission import CANCEL
+from gateway.calls.call import describe_failure
 from gateway.calls.fitting import error_result, fit_result
 from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
@@ -145,9 +145,7 @@ def rpc_error(error: Exception, method: str = "") -> RpcError:
         return error
     if isinstance(error, GatewayError):
         return RpcError(INVALID_PARAMS, error.message)
-    # Its kind and place, not its words or values.
-    trace = "".join(traceback.format_tb(error.__traceback__)[-4:])
-    log.error("request_failed", method=method, error=type(error).__name__, trace=trace)
+    log.error("request_failed", method=method, **describe_failure(error))
     return RpcError(INTERNAL_ERROR, "Internal error")
 
 
