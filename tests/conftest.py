@@ -77,11 +77,11 @@ class Running:
 
 
 @asynccontextmanager
-async def gateway_on(config: Path, text: str = OPEN) -> AsyncIterator[Running]:
-    """The gateway on this configuration, in this process and loop."""
+async def gateway_on(config: Path, text: str = OPEN, at: int = 0) -> AsyncIterator[Running]:
+    """The gateway on this configuration, in this process and loop; at a free port, or at `at`."""
     settings = parse_settings(text.encode(), str(config))
     await asyncio.to_thread(config.write_text, text, encoding="utf-8")
-    with bind("127.0.0.1", 0) as bound:
+    with bind("127.0.0.1", at) as bound:
         port: int = bound.getsockname()[1]
         place = Place(config, "127.0.0.1", port)
         async with running(settings, place) as app:

@@ -33,7 +33,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.admission import Throttle
 from gateway.calls.record import Caller
-from gateway.console import access, calls, connections, executions, rights, tools
+from gateway.console import access, calls, cards, connections, executions, rights, tools
 from gateway.console.pages import (
     Backend,
     Navigation,
@@ -93,7 +93,7 @@ PAGES: Mapping[str, Handler] = {
     "/connections/{name}/edit": connections.edit,
     "/tools": tools.tools,
     "/tool": tools.tool,
-    "/approvals": calls.approvals,
+    "/approvals": cards.approvals,
     "/charts": executions.charts,
     "/executions": executions.executions,
     "/executions/{id}": executions.execution,
@@ -104,7 +104,7 @@ PAGES: Mapping[str, Handler] = {
 LIVE: Mapping[str, Live] = {
     "": (calls.shown_overview, "stats picture tasks feed health"),
     "/connections/{name}": (connections.shown_connection, "state changes connection-tools"),
-    "/approvals": (calls.shown_approvals, "cards feed grants"),
+    "/approvals": (cards.shown_approvals, "cards feed grants"),
     "/executions/{id}": (executions.shown_execution, "execution"),
 }
 ACTIONS: Mapping[str, Handler] = {
@@ -115,8 +115,8 @@ ACTIONS: Mapping[str, Handler] = {
     "/changes/{id}": connections.decide_change,
     "/tool": tools.call,
     "/tool/copy": tools.copy,
-    "/approvals/{id}": calls.decide,
-    "/standing-grants/{id}/revoke": calls.revoke,
+    "/approvals/{id}": cards.decide,
+    "/standing-grants/{id}/revoke": cards.revoke,
     "/executions/{id}/cancel": executions.cancel,
     "/access/{name}": access.choose,
     "/grants/{id}/revoke": access.revoke_client,

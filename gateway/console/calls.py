@@ -1,9 +1,9 @@
-"""Calls: the last hour on the first page, and those that wait for a person.
+"""Calls: the last hour on the first page.
 
 The first page shows the hour, a picture of how its calls flowed, what is wrong and what to do. The
 picture is drawn as an SVG: clients → access → connections → tools. `draw` is pure: counts come in,
 coordinates go out, and the template only draws them. A line is as thick as the calls that went
-along it. Cards of waiting calls come oldest first, so that none is pushed down under a hand.
+along it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,21 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gateway.calls.questions import always_words
 from gateway.catalog.snapshot import ConnectionState
 from gateway.console.charts import percentile, spark
 from gateway.console.pages import (
     Navigation,
     Visit,
-    choose_rows,
     clip,
-    list_page,
     navigation,
     page,
     plural,
-    toast,
 )
-from gateway.limits import MAX_TOLD_ITEMS, PAGE_ENTRIES
+from gateway.limits import MAX_TOLD_ITEMS
 from gateway.model import Tool
 from gateway.store import figures, ledger
-from gateway.store.tables import Approval
-from gateway.web import rest
-from gateway.web.shown import approval_row, execution_event
+from gateway.web.shown import execution_event
 
-WORDS = {
-    "approve": "Approved {}",
-    "deny": "Denied {}",
-    "always_allow": "Approved {}, and from now on {}",
-}
 LEVEL_WORDS = {
     "read_only": "Reads only",
     "execute_with_confirm": "Asks for writes",
@@ -260,60 +249,3 @@ def _kind_box(kind: str, tools: Mapping[str, Tool]) -> Box:
     note = f"≈ {sum(tokens):,} tokens" if tokens else "none"
     href = f"/console/tools?access={kind}"
     return Box(f"{len(tokens):,} {kind}", note, TOOL_KINDS[kind], f"a-{kind}", href)
-
-
-# --- calls that wait ------------------------------------------------------------------------------
-
-
-async def approvals(visit: Visit) -> Response:
-    nav = await navigation(visit)
-    shown = await shown_approvals(visit, nav)
-    return await list_page(visit, "approvals.html", "Approvals", nav=nav, **shown)
-
-
-async def shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    """What the page of calls that wait shows."""
-    filter = visit.filter("q", "connection", "risk")
-    waiting = [approval_row(visit.snapshot, each) for each in nav.waiting]
-    rows = choose_rows(waiting, filter, "tool", "connection", "principal", "client", "url")
-    chosen = {row["id"] for row in rows[:MAX_TOLD_ITEMS]}
-    grants = await rest.list_grants(visit.inquiry)
-    return {
-        "rows": rows,
-        "filter": filter,
-        "cards": [_card(visit, each) for each in nav.waiting if each.id in chosen],
-        "more": len(rows) - len(chosen),
-        "feed": await newest_calls(visit),
-        "grants": grants["standing_grants"][:PAGE_ENTRIES],
-    }
-
-
-def _card(visit: Visit, approval: Approval) -> dict[str, Any]:
-    return approval_row(visit.snapshot, approval) | {
-        "seconds": max(1, round(approval.expires_at - approval.created_at)),
-        "left": max(0, round(approval.expires_at - time.time())),
-        "always": _always(visit, approval),
-    }
-
-
-def _always(visit: Visit, approval: Approval) -> str:
-    return clip(always_words(visit.snapshot, approval), 160)
-
-
-async def decide(visit: Visit) -> Response:
-    """Takes the decision of one card."""
-    decision = visit.form.get("decision", "deny")
-    if visit.form.get("always") and decision == "approve":
-        decision = "always_allow"
-    approval = await visit.inquiry.approval(visit.id)
-    await rest.decide_approval(visit.inquiry, visit.id, decision)
-    words = WORDS[decision].format(clip(approval.tool, 60), _always(visit, approval))
-    return toast(visit, words, good=decision != "deny")
-
-
-async def revoke(visit: Visit) -> Response:
-    """Ends one standing grant."""
-    grant = await rest.delete_grant(visit.inquiry, visit.id)
-    visit.gateway.feed.wake()
-    words = f"{clip(grant['tool'], 60)} is asked about again"
-    return toast(visit, words, gone=f"grant-{visit.id}")

@@ -28,6 +28,8 @@ from gateway.console.pages import (
     download,
     file_links,
     fragment,
+    go,
+    is_partial,
     link,
     mcp_url,
     page,
@@ -203,6 +205,8 @@ async def call(visit: Visit) -> Response:
     arguments = form_arguments(_schema(found), visit.form)
     result = await inquiry.call(found, arguments, unattended=True)
     meta = result["_meta"]
+    if not is_partial(visit.request):  # without a script: its record has the answer, too
+        return go(visit, f"/console/executions/{meta['gateway/execution_id']}")
     return fragment(
         visit,
         "_result.html",

@@ -13,7 +13,7 @@ number of processes, one wins. The decision and the row of the waiting execution
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
@@ -120,6 +120,18 @@ async def get_approvals(db: Database, ids: Sequence[str]) -> dict[str, Approval]
 async def list_open(db: Database, now: float) -> list[Approval]:
     """Approvals that wait for a decision, oldest first."""
     return await _find(db, _still("pending", now))
+
+
+async def list_ended(db: Database, since: float, now: float) -> list[Approval]:
+    """Approvals that were decided, not decided in time or withdrawn since then, oldest first."""
+    a, call = _approvals.c, _executions.c
+    # What nobody decided has no time for it: it expired at its end, or is void since its call is.
+    voided = select(call.id).where(call.id == a.execution_id, call.finished_at > since).exists()
+    late = (a.status != "void") & (a.expires_at <= now)
+    undecided = a.decided_at.is_(None) & (late | (a.status == "void") & voided)
+    recent = a.status.in_(get_args(ApprovalStatus)) & (a.expires_at > since)  # by the index
+    found = await _find(db, recent & ((a.decided_at > since) | undecided))
+    return sorted(found, key=lambda each: each.id)
 
 
 async def same_open(

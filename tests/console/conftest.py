@@ -157,7 +157,8 @@ class Window:
     def watch(self) -> None:
         """Notes errors, refused loads and whatever is asked of any other place."""
         page, wrong = self.page, self.wrong
-        page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        said = "{0.text} {0.location[url]}".format
+        page.on("console", lambda m: wrong.append(said(m)) if m.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
         page.on(

@@ -7,7 +7,8 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -17,19 +18,23 @@ from playwright.async_api import Browser, expect
 
 from gateway.model import Principal
 from gateway.store.approvals import list_open
+from tests.callers import Api
 from tests.callers import client as client_of
-from tests.conftest import Running
+from tests.conftest import Running, gateway_on
 from tests.console.conftest import (
+    DEMO,
     PATIENCE_MS,
     TOKENS,
     Window,
     needs_browser,
+    sign_in_at,
     window_of,
 )
 from tests.console.hostile import ALL, hostile_api
 from tests.peers import items_api, provider
 
 pytestmark = needs_browser
+WAITING = ".card:not(.ended)"  # what ended in the test before may still say so
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -123,7 +128,7 @@ async def test_a_call_of_a_real_client_is_approved_or_denied_on_its_card(window:
     await window.open("/approvals")
     await expect(page.locator("#cards")).to_contain_text("Nothing is waiting for you")
     async with calling(window.gateway.mcp, "demo_delete_book", {"id": 3}) as deleting:
-        card = page.locator(".card", has_text="demo_delete_book")
+        card = page.locator(WAITING, has_text="demo_delete_book")
         await expect(card).to_contain_text("high risk")
         await expect(card).to_contain_text("robot/1")
         await expect(card).to_contain_text(re.compile(r"\d+ s left"))
@@ -132,7 +137,7 @@ async def test_a_call_of_a_real_client_is_approved_or_denied_on_its_card(window:
         async with calling(
             window.gateway.mcp, "demo_update_book", {"id": 4, "stock": 1}
         ) as updating:
-            other = page.locator(".card", has_text="demo_update_book")
+            other = page.locator(WAITING, has_text="demo_update_book")
             await other.locator("text=Deny").click()
             assert "A person did not approve" in await asyncio.wait_for(updating, 60)
             await card.locator("text=Approve once").click()
@@ -148,7 +153,7 @@ async def test_always_allow_lets_the_next_call_through(window: Window) -> None:
         page = window.page
         await window.open("/approvals")
         asking = asyncio.create_task(mcp.call_tool("demo_update_book", {"id": 4, "stock": 1}))
-        card = page.locator(".card")
+        card = page.locator(WAITING)
         await card.locator("[name=always]").check()
         await card.locator("text=Approve once").click()
         assert not (await asyncio.wait_for(asking, 60)).is_error
@@ -167,20 +172,43 @@ async def test_no_card_moves_under_the_pointer(window: Window) -> None:
     page = window.page
     await window.open("/approvals")
     async with calling(window.gateway.mcp, "demo_delete_book", {"id": 1}) as first:
-        await expect(page.locator(".card")).to_have_count(1)
+        await expect(page.locator(WAITING)).to_have_count(1)
         async with calling(window.gateway.mcp, "demo_delete_book", {"id": 2}):
-            await expect(page.locator(".card")).to_have_count(2)
-            second = page.locator(".card").nth(1)
+            await expect(page.locator(WAITING)).to_have_count(2)
+            gateway = window.gateway.app.gateway
+            [waiting, after] = await list_open(gateway.db, time.time())
+            second, ended = (page.locator(f"#card-{id}") for id in (after.id, waiting.id))
             await second.locator("text=Deny").hover()
             before = await second.bounding_box()
-            gateway = window.gateway.app.gateway
-            [waiting, _] = await list_open(gateway.db, time.time())
             await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True), "rest")
             await asyncio.wait_for(first, 60)
-            await expect(page.locator(".card.ended")).to_have_count(1)
+            await expect(ended).to_contain_text("Denied by local over REST")
             assert await second.bounding_box() == before
             await page.mouse.move(5, 5)
-            await expect(page.locator(".card.ended")).to_have_count(0)
+            await expect(ended).to_have_count(0)
+
+
+async def test_a_decided_card_says_by_whom_to_everybody_and_the_focus_stays(window: Window) -> None:
+    page, other = window.page, await window.context.new_page()
+    await window.open("/approvals")
+    await other.goto(f"{window.base}/console/approvals")
+    async with calling(window.gateway.mcp, "demo_update_book", {"id": 5, "stock": 2}) as updating:
+        await expect(page.locator("#voice")).to_contain_text("demo_update_book")
+        ended = f"#{await page.get_attribute(WAITING, 'id')}.ended"
+        await page.locator(f"{WAITING} >> text=Approve once").focus()
+        await page.keyboard.press("Enter")
+        await asyncio.wait_for(updating, 60)
+        for each in (page, other):
+            await expect(each.locator(ended)).to_contain_text("Approved by local here")
+        await expect(page.locator(ended)).to_be_focused()
+        await expect(other.locator(".card")).to_have_count(0)
+        await expect(page.locator(ended)).to_be_focused()
+        await page.keyboard.press("Tab")
+        await expect(page.locator("#cards a:focus")).to_have_text("demo")
+        await page.keyboard.press("g")
+        await page.keyboard.press("a")
+        await expect(page.locator("#no-cards")).to_be_visible()
+    await other.close()
 
 
 async def test_a_change_is_compared_and_accepted(window: Window) -> None:
@@ -232,7 +260,7 @@ async def test_hostile_words_run_nothing_and_break_nothing(window: Window) -> No
             await mcp.call_tool("evil_steady", {"q": ALL})
         async with calling(window.gateway.mcp, "evil_drop", {"q": ALL}, name=ALL[:100]):
             await window.open("/approvals")
-            await expect(page.locator(".card")).to_contain_text("evil_drop")
+            await expect(page.locator(WAITING)).to_contain_text("evil_drop")
             for path in HOSTILE_PAGES:
                 await window.open(path)
                 await check_unharmed(window)
@@ -307,15 +335,67 @@ async def test_a_token_signs_in_connects_a_client_and_signs_out(
         await page.click("text=Connect a client")
         await page.click("role=tab[name='VS Code']")
         await expect(page.locator("#snip-vs")).to_contain_text(guarded.mcp)
-        await expect(page.locator("#contact")).to_contain_text("Waiting for the first request")
+        waits = page.locator("#contact .waits")
+        await expect(waits).to_contain_text("Waiting for a request")
         async with client_of(guarded.url, "ann"):
-            await expect(page.locator("#contact .good")).to_be_visible()
+            await expect(page.locator("#contact .came")).to_contain_text("heard from python-httpx")
+        await page.keyboard.press("Escape")
+        # What was heard before it was opened is no sign, also not while the page goes on.
+        await page.keyboard.press("k")
+        await expect(waits).to_contain_text("Heard before: python-httpx")
+        guarded.app.gateway.feed.wake()
         await page.keyboard.press("Escape")
         await page.click("[aria-label='Sign out']")
         await expect(page).to_have_url(f"{guarded.url}/console/sign-in")
 
 
-async def test_the_page_says_when_the_gateway_is_gone(window: Window) -> None:
-    window.gateway.app.gateway.feed.close()
-    await expect(window.page.locator("#live")).to_have_attribute("data-state", "off")
-    window.wrong.clear()  # the browser itself reports that it was refused
+async def test_a_page_outlives_its_gateway_and_shows_what_is_true_then(
+    browser: Browser, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    async with AsyncExitStack() as stack:
+        async with gateway_on(config, DEMO) as first:
+            windows = []
+            for _ in range(2):
+                windows.append(await stack.enter_async_context(window_of(browser, first)))
+                await sign_in_at(windows[-1])
+                await windows[-1].open("/connections")
+        stays, ends = windows
+        await expect(stays.page.locator("#live")).to_contain_text("not live since")
+        await ends.context.clear_cookies()
+        peer = await stack.enter_async_context(provider())
+        async with gateway_on(config, DEMO + peer.table("items"), first.port):
+            await stays.live()
+            await expect(stays.page.locator("#row-items")).to_be_visible()
+            await expect(ends.page).to_have_url(f"{first.url}/console/sign-in")
+        for window in windows:
+            window.wrong.clear()  # the browser itself reports that nobody answered
+
+
+async def test_everything_works_without_scripts(browser: Browser, module_shop: Running) -> None:
+    async with window_of(browser, module_shop, java_script_enabled=False) as window:
+        page, base = window.page, f"{window.base}/console"
+        await page.goto(f"{base}/sign-in")
+        await page.click("text=Continue as local")
+        await expect(page.locator(".top")).not_to_contain_text("connecting")
+        await expect(page.locator("#live")).to_be_hidden()
+        await page.click(".top >> text=Connect a client")
+        await expect(page.locator("#panel-vs")).to_be_visible()
+        await page.click("#connect [data-close]")
+        await expect(page.locator("#connect")).to_be_hidden()
+        async with calling(module_shop.mcp, "demo_delete_book", {"id": 6}) as deleting:
+            api = Api(module_shop.url)
+            await api.pending()
+            await api.http.close()
+            await page.goto(f"{base}/approvals")
+            await page.click(f"{WAITING} >> text=Approve once")
+            await asyncio.wait_for(deleting, 60)
+            await expect(page.locator(".card.ended").last).to_contain_text("Approved by local here")
+        await page.goto(f"{base}/tools")
+        await page.select_option("#f-access", "delete")
+        await page.click("text=Filter")
+        await expect(page.locator("tbody tr")).to_have_count(1)
+        await page.goto(f"{base}/tool?name=demo_search_books")
+        await page.fill("[name='/q']", "calvino")
+        await page.click("text=Call it")
+        await expect(page.locator("body")).to_contain_text("Invisible Cities")

@@ -223,19 +223,19 @@ async def test_who_is_no_admin_sees_only_what_is_its_own(
     assert "Settings" not in (await ann.get("/console/connections/demo")).text
 
 
-async def test_connect_a_client_turns_green_with_the_first_request(
+async def test_connect_a_client_tells_what_was_heard_of_ones_own_clients(
     guarded: Running, signed_in: SignedIn
 ) -> None:
     ann = await signed_in(guarded, "ann")
     page = (await ann.get("/console")).text
-    assert "Waiting for the first request" in page
+    assert 'data-heard="0"' in page and "Heard before" not in page
     assert f"claude mcp add --transport http gateway {guarded.mcp}" in page
     assert "Authorization: Bearer YOUR_TOKEN" in page
     async with client(guarded.url, "ann") as mcp:
         await mcp.list_tools()
-    assert "Connected. Last heard from" in (await ann.get("/console")).text
+    assert "Heard before: python-httpx" in (await ann.get("/console")).text
     root = await signed_in(guarded, "root")
-    assert "Waiting for the first request" in (await root.get("/console")).text
+    assert 'data-heard="0"' in (await root.get("/console")).text
 
 
 @pytest.mark.parametrize(

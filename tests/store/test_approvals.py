@@ -15,6 +15,7 @@ from gateway.store.approvals import (
     find_grant,
     get_approval,
     get_grant,
+    list_ended,
     list_grants,
     list_open,
     revoke_grant,
@@ -97,6 +98,28 @@ async def test_denied_call_ends_its_execution_and_grants_nothing(asked: Database
     assert await list_grants(asked, 2000.0) == []
     with pytest.raises(Refused):
         await use_approval(asked, approval(), execution(id="e2"), 1020.0)
+
+
+async def test_what_has_ended_is_told_for_a_while_however_it_ended(asked: Database) -> None:
+    other = {"args_digest": "d2", "created_at": 1000.0}
+    for id in ("a2", "a3"):
+        call = execution(id=f"e-{id}", status="pending_confirmation")
+        await create_approval(asked, approval(id=id, execution_id=call.id, **other), call)
+    assert await list_ended(asked, 1000.0, 1005.0) == []
+    await approve(asked)
+    await void_approval(asked, "a3", 1012.0)
+
+    def told(found: list[Approval]) -> list[tuple[str, str, str | None]]:
+        return [(each.id, each.status, each.decided_by) for each in found]
+
+    gone = [("a1", "approved", "eve"), ("a3", "void", None)]
+    assert told(await list_ended(asked, 1008.0, 1014.0)) == gone
+    assert told(await list_ended(asked, 1013.0, 1019.0)) == []
+    await use_approval(asked, APPROVED, execution(), 1100.0)
+    assert told(await list_ended(asked, 1115.0, 1121.0)) == [("a2", "pending", None)]
+    await expire_approvals(asked, 1121.0)
+    assert told(await list_ended(asked, 1116.0, 1122.0)) == [("a2", "expired", None)]
+    assert told(await list_ended(asked, 1295.0, 1301.0)) == []  # what was used in time
 
 
 async def test_first_decision_stays(asked: Database, other_db: Database) -> None:

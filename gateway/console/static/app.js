@@ -11,12 +11,22 @@ document.addEventListener('click', event => {
     return;
   }
   if (button.matches('a')) event.preventDefault(); // its address is for those without a script
-  if (button.dataset.open) one(button.dataset.open)?.showModal();
+  if (button.dataset.open) open(one(button.dataset.open));
   if ('close' in button.dataset) button.closest('dialog').close();
   if (button.dataset.copy) copy(button);
   if ('themeToggle' in button.dataset) toggleTheme();
   if (button.getAttribute('role') === 'tab') choose(button);
 });
+
+function open(dialog) {
+  dialog.showModal();
+  if (dialog.id !== 'connect') return;
+  // What was heard before, also in the moment that the page does not know of yet, is no sign.
+  dialog.dataset.since = Math.max(heard(), Date.now() / 1000 + ahead);
+  dialog.classList.remove('heard');
+}
+const ahead = Number(document.body.dataset.now) - Date.now() / 1000; // the gateway's clock
+const heard = () => Number(one('[data-heard]').dataset.heard);
 
 async function copy(button) {
   const source = one(button.dataset.copy);
@@ -81,8 +91,8 @@ document.addEventListener('keydown', event => {
     }
     case 'g': going = true; setTimeout(() => { going = false; }, 1000); break;
     case 't': toggleTheme(); break;
-    case 'k': one('#connect')?.showModal(); break;
-    case '?': one('#keys')?.showModal(); break;
+    case 'k': open(one('#connect')); break;
+    case '?': open(one('#keys')); break;
   }
 });
 
@@ -125,11 +135,22 @@ function count() {
     }
   }
 }
-// The tab says that someone is waited for, whatever page it shows.
+// The tab says that someone is waited for, whatever page it shows; to those who listen, each new
+// call is told once, and nothing of what ticks.
 const title = document.title;
+const voice = one('#voice');
+const tell = words => { if (words) voice.textContent = words.replace(/\s+/g, ' ').trim(); };
+const told = new Set();
+let waited = null;
 function call() {
-  const waiting = one('#nav-approvals .hot')?.textContent;
+  const waiting = Number(one('#nav-approvals .hot')?.textContent.replaceAll(',', '') ?? 0);
   document.title = waiting ? `(${waiting}) ${title}` : title;
+  const fresh = all('.card:not(.ended)').filter(card => !told.has(card.id));
+  for (const card of fresh) told.add(card.id);
+  const more = waited !== null && waiting > waited;
+  waited = waiting;
+  if (more && fresh.length) tell(`A call waits for a decision: ${one('header', fresh.at(-1)).textContent}`);
+  else if (more) tell(waiting === 1 ? 'A call waits for a decision' : `${waiting} calls wait for a decision`);
 }
 // What scrolls can be reached by keys, and nothing else of the kind.
 function reach() {
@@ -151,26 +172,75 @@ setInterval(count, 1000);
 // --- live ---
 
 const live = one('#live');
-live.hidden = false;
 const say = (state, words) => {
+  live.hidden = false;
   live.dataset.state = state;
   live.lastElementChild.textContent = words;
 };
-document.addEventListener('htmx:sse:after:connection', () => say('on', 'live'));
-document.addEventListener('htmx:sse:before:connection', event => {
-  if (event.detail.connection.attempt > 0) say('off', 'reconnecting');
+say('wait', 'connecting');
+let away = null; // what will say so, unless the stream is back at once, as it is when a tab is
+const lost = () => {
+  const since = new Date().toLocaleTimeString('en-GB');
+  away ??= setTimeout(() => say('off', `not live since ${since}, trying again`), 1000);
+};
+const signOut = () => location.assign('/console/sign-in');
+document.addEventListener('htmx:sse:after:connection', event => {
+  const again = away !== null;
+  clearTimeout(away);
+  away = null;
+  say('on', 'live');
+  // Parts that are live come anew with every stream; lists behind a filter ask for themselves.
+  if (again) for (const news of ['catalog', 'ledger']) htmx.trigger(event.target, news);
 });
-document.addEventListener('htmx:sse:error', () => say('off', 'reconnecting'));
-document.addEventListener('htmx:sse:close', () => say('off', 'stopped'));
-document.addEventListener('signed-out', () => location.assign('/console/sign-in'));
+document.addEventListener('htmx:sse:before:connection', event => {
+  if (event.detail.connection.attempt > 0) lost();
+});
+document.addEventListener('htmx:sse:error', event => {
+  if (event.detail.status === 401) signOut();
+  else lost();
+});
+document.addEventListener('signed-out', signOut);
+// A first stream that was refused, or got no answer, is tried again here: the extension does so
+// only for one that once stood.
+function connectAgain(event) {
+  const stream = event.detail.ctx?.sourceElement;
+  if (stream?.id !== 'stream') return false;
+  event.preventDefault();
+  if (event.detail.ctx.response?.status === 401) signOut();
+  lost();
+  setTimeout(() => htmx.ajax('GET', stream.getAttribute('hx-sse:connect'), { source: stream }), 3000);
+  return true;
+}
+document.addEventListener('htmx:after:request', connectAgain);
+document.addEventListener('htmx:error', event => {
+  const { ctx, error } = event.detail;
+  if (connectAgain(event) || error?.name === 'AbortError' || ctx?.request?.method !== 'POST') return;
+  toast('The gateway did not answer. Look at what holds before you do it again.');
+});
+function toast(words) {
+  const box = document.createElement('div');
+  box.className = 'toast no';
+  box.textContent = words;
+  one('#toasts').append(box);
+  pass();
+}
 
 // A card that ended while the pointer or the focus is on the cards stays where it is, switched off:
-// otherwise the next one would slide under a finger that is about to press.
+// otherwise the next one would slide under a finger that is about to press. The focus stays with it.
+let held = null;
 document.addEventListener('htmx:before:swap', event => {
   for (const task of event.detail.tasks) {
-    if (task.target?.id === 'cards') keepPlaces(task.target, task.fragment);
+    if (task.target?.id !== 'cards') continue;
+    held = document.activeElement?.closest('.card')?.id ?? null;
+    keepPlaces(task.target, task.fragment);
   }
 });
+function holdFocus() {
+  const card = held && document.getElementById(held);
+  held = null;
+  const lost = document.activeElement === document.body || document.activeElement?.matches(':disabled');
+  if (lost && card?.matches('.ended')) card.focus({ preventScroll: true });
+}
 
 function keepPlaces(cards, fragment) {
   if (!cards.matches(':hover, :focus-within')) return;
@@ -179,15 +249,17 @@ function keepPlaces(cards, fragment) {
   old.forEach((card, place) => {
     if (coming.has(card.id)) return;
     const ended = card.cloneNode(true);
-    ended.classList.add('ended');
+    ended.classList.add('ended', 'kept');
     for (const control of all('button, input', ended)) control.disabled = true;
+    const left = one('.left:not(.ending)', ended);
+    if (left) left.textContent = 'No longer waits';
     const before = old.slice(place + 1).find(next => coming.has(next.id));
     fragment.insertBefore(ended, before ? fragment.getElementById(before.id) : null);
   });
 }
 const sweep = () => {
   const cards = one('#cards');
-  if (cards && !cards.matches(':hover, :focus-within')) for (const card of all('.ended', cards)) card.remove();
+  if (cards && !cards.matches(':hover, :focus-within')) for (const card of all('.kept', cards)) card.remove();
 };
 document.addEventListener('pointerover', sweep);
 document.addEventListener('focusin', sweep);
@@ -197,10 +269,25 @@ document.addEventListener('htmx:after:swap', () => {
   count();
   call();
   reach();
-  for (const toast of all('.toast:not([data-shown])')) {
-    toast.dataset.shown = '';
-    setTimeout(() => toast.remove(), 6000);
+  holdFocus();
+  pass();
+  const dialog = one('#connect');
+  if (dialog.open && heard() > Number(dialog.dataset.since)) dialog.classList.add('heard');
+});
+// A toast stays until it is read: longer where it says more, and while the pointer is on it.
+function pass() {
+  for (const box of all('.toast:not([data-shown])')) {
+    box.dataset.shown = '';
+    const leave = () => box.matches(':hover') ? setTimeout(leave, 1000) : box.remove();
+    setTimeout(leave, 5000 + 40 * box.textContent.length);
   }
+}
+// Those who listen are told what came of what they did, not all that the page then shows.
+document.addEventListener('htmx:after:swap', event => {
+  const target = event.detail.ctx?.target;
+  if (!(target instanceof Element)) return;
+  if (target.matches('#preview, #result')) tell(one('.sum, .notice, .result header', target)?.textContent);
+  if (document.activeElement?.closest('#filter')) tell(one('#results .under .muted, #results .empty h2')?.textContent);
 });
 
 // --- a time chosen by dragging over bars; a press on one follows its link ---
