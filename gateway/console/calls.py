@@ -24,13 +24,13 @@ from gateway.console.pages import (
     Visit,
     clip,
     navigation,
+    newest_calls,
     page,
     plural,
 )
 from gateway.limits import MAX_TOLD_ITEMS
 from gateway.model import Tool
-from gateway.store import figures, ledger
-from gateway.web.shown import execution_event
+from gateway.store import figures
 
 LEVEL_WORDS = {
     "read_only": "Reads only",
@@ -60,14 +60,6 @@ async def shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
         "feed": await newest_calls(visit),
         "health": await visit.backend.health.report(visit.principal) if admin else None,
     }
-
-
-async def newest_calls(visit: Visit) -> list[dict[str, Any]]:
-    """The newest calls this visitor may see."""
-    found = await ledger.list_executions(
-        visit.gateway.db, ledger.Filter(principal=visit.whose), limit=14
-    )
-    return [execution_event(each) | {"client": each.client} for each in found.executions]
 
 
 # --- the last hour --------------------------------------------------------------------------------

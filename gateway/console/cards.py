@@ -13,7 +13,6 @@ from typing import Any
 from starlette.responses import Response
 
 from gateway.calls.questions import always_words
-from gateway.console.calls import newest_calls
 from gateway.console.pages import (
     Navigation,
     Visit,
@@ -21,6 +20,7 @@ from gateway.console.pages import (
     clip,
     list_page,
     navigation,
+    newest_calls,
     toast,
 )
 from gateway.limits import MAX_TOLD_ITEMS, MOMENT_SECONDS, PAGE_ENTRIES

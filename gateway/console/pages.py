@@ -39,12 +39,14 @@ from gateway.limits import (
 )
 from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
+from gateway.store import ledger
 from gateway.store.approvals import list_open
 from gateway.store.tables import Approval
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
 from gateway.web.identity import ConsoleSession, ConsoleSessions, Identity
 from gateway.web.own_tools import connection_rows
+from gateway.web.shown import execution_event
 from gateway.web.todo import Task
 from gateway.web.watch import Health
 
@@ -183,6 +185,14 @@ def _section(visit: Visit) -> str:
     """The entry of the navigation that a page belongs to."""
     first = visit.path.strip("/").partition("/")[0]
     return {"": "overview", "tool": "tools"}.get(first, first)
+
+
+async def newest_calls(visit: Visit) -> list[dict[str, Any]]:
+    """The newest calls this visitor may see."""
+    found = await ledger.list_executions(
+        visit.gateway.db, ledger.Filter(principal=visit.whose), limit=14
+    )
+    return [execution_event(each) | {"client": each.client} for each in found.executions]
 
 
 # --- answers --------------------------------------------------------------------------------------
