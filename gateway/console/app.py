@@ -44,7 +44,13 @@ from gateway.console.pages import (
     render,
 )
 from gateway.errors import Broken, GatewayError, NotFound, Unauthenticated
-from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, PING_SECONDS
+from gateway.limits import (
+    FORM_BYTES,
+    LIVE_SECONDS,
+    MAX_BODY_BYTES,
+    MOMENT_SECONDS,
+    PING_SECONDS,
+)
 from gateway.store.cluster import current_revision, last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
@@ -72,7 +78,7 @@ STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Visit], Awaitable[Response]]
 # What an open page depends on: the newest of the ledger and of the catalog first.
-Seen = tuple[int, int, int, int, str | None, bool]
+Seen = tuple[int, int, int, int, str | None, float]
 # What a page shows, and which parts of it move: the ids of their places, the names of templates.
 Live = tuple[Callable[[Visit, Navigation], Awaitable[dict[str, Any]]], str]
 
@@ -336,9 +342,9 @@ class _OpenPage:
     async def _seen(self, visit: Visit) -> Seen:
         """What a page depends on: while it is the same, nothing is rendered but now and then."""
         backend, told = visit.backend, visit.backend.health.config_problem
-        db, has_client = visit.gateway.db, visit.principal.name in backend.contacts
-        ledger, stored = await last_event_id(db), await current_revision(db)
-        return ledger, visit.snapshot.revision, stored, self.feed.news, told, has_client
+        db, (heard, _) = visit.gateway.db, backend.contacts.get(visit.principal.name, (0.0, b""))
+        ledger, stored, news = await last_event_id(db), await current_revision(db), self.feed.news
+        return ledger, visit.snapshot.revision, stored, news, told, heard // MOMENT_SECONDS
 
     async def _parts(self, visit: Visit) -> dict[str, str]:
         nav = await navigation(visit)

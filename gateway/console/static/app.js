@@ -243,6 +243,9 @@ function holdFocus() {
 }
 
 function keepPlaces(cards, fragment) {
+  for (const card of all('.ended', fragment)) {
+    if (endings.has(card.id) && !document.getElementById(card.id)) card.remove();
+  }
   if (!cards.matches(':hover, :focus-within')) return;
   const coming = new Set(all('.card', fragment).map(card => card.id));
   const old = all('.card', cards);
@@ -257,10 +260,23 @@ function keepPlaces(cards, fragment) {
     fragment.insertBefore(ended, before ? fragment.getElementById(before.id) : null);
   });
 }
+// What ended says so for a moment, and is not shown again.
+const endings = new Map(); // by card: when its end was first seen
+function passCards() {
+  for (const card of all('.card.ended')) {
+    if (endings.has(card.id)) continue;
+    endings.set(card.id, Date.now());
+    setTimeout(sweep, 5100);
+  }
+}
 const sweep = () => {
   const cards = one('#cards');
-  if (cards && !cards.matches(':hover, :focus-within')) for (const card of all('.kept', cards)) card.remove();
+  if (!cards || cards.matches(':hover, :focus-within')) return;
+  for (const card of all('.ended', cards)) {
+    if (card.matches('.kept') || Date.now() - endings.get(card.id) > 5000) card.remove();
+  }
 };
+passCards();
 document.addEventListener('pointerover', sweep);
 document.addEventListener('focusin', sweep);
 
@@ -270,6 +286,7 @@ document.addEventListener('htmx:after:swap', () => {
   call();
   reach();
   holdFocus();
+  passCards();
   pass();
   const dialog = one('#connect');
   if (dialog.open && heard() > Number(dialog.dataset.since)) dialog.classList.add('heard');
