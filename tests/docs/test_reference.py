@@ -7,7 +7,7 @@ import re
 
 import aiohttp
 
-from docs import reference
+from docs import config_keys, reference
 from tests.conftest import Running
 from tests.docs.pages import DOCS, ROOT, inline_code, page_paths
 
@@ -39,7 +39,7 @@ def test_commands_in_the_text_exist_with_their_options() -> None:
 
 
 def test_keys_in_the_text_exist() -> None:
-    said = reference.sentences((ROOT / "config.toml").read_text(encoding="utf-8"))
+    said = config_keys.sentences((ROOT / "config.toml").read_text(encoding="utf-8"))
     tables = {path.partition(".")[0] for path, _ in said}
     keys = {f"{path}.{key}" for path, key in said if key} | {path for path, _ in said}
     wrong = [
