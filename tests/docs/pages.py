@@ -31,6 +31,7 @@ class Block:
     language: str
     title: str
     text: str
+    follows: bool  # right below another one
     goes_on: bool
     why_not_run: str
 
@@ -41,7 +42,7 @@ class Block:
 
 def page_paths() -> list[Path]:
     """Every page that is written by hand."""
-    return [*sorted(DOCS.rglob("*.md"))]
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def name_of(path: Path) -> str:
@@ -55,6 +56,7 @@ def blocks_of(path: Path) -> list[Block]:
 
 def read_blocks(page: str, text: str) -> Iterator[Block]:
     assert len(re.findall(r"^ *```", text, re.MULTILINE)) % 2 == 0, f"{page}: a block has no end"
+    end = 0
     for found in FENCE.finditer(text):
         indent, language, title, body = found.groups()
         above = ABOVE.search(text[: found.start()])
@@ -65,9 +67,11 @@ def read_blocks(page: str, text: str) -> Iterator[Block]:
             language,
             title or "",
             re.sub(f"^{indent}", "", body, flags=re.MULTILINE),
+            not text[end : found.start()].strip(),
             said == GOES_ON,
             said.removeprefix(NOT_RUN) if said.startswith(NOT_RUN) else "",
         )
+        end = found.end()
 
 
 def inline_code(path: Path) -> set[str]:

@@ -46,7 +46,7 @@ def test_keys_in_the_text_exist() -> None:
         f"{path.name}: {code}"
         for path in page_paths()
         for code in inline_code(path)
-        if (found := re.fullmatch(r"([a-z]+)\.[a-z_.]+", code.partition(" =")[0]))
+        if (found := re.fullmatch(r"([a-z]+)\.(?!py$|toml$)[a-z_.]+", code.partition(" =")[0]))
         and found[1] in tables - {"connections", "bundles", "config"}
         and not {found[0], f"connections.NAME.{found[0]}"} & keys
     ]

@@ -111,7 +111,7 @@ class Reader:
             case "python":
                 self.printed = await self._finished(block, sys.executable, "-c", text)
             case "text":
-                if printed is not None:
+                if block.follows and printed is not None:
                     check_printed(block.place, text, printed)
             case "toml":
                 self._take_toml(block, text)
