@@ -27,7 +27,7 @@ from gateway.console.pages import (
     toast,
 )
 from gateway.errors import Fixable
-from gateway.limits import TABLE_ROWS
+from gateway.limits import STORE_ROWS, TABLE_ROWS
 from gateway.model import Level, Principal, Scope
 from gateway.naming import listed_tokens
 from gateway.policy.access import may_know
@@ -56,7 +56,8 @@ async def access(visit: Visit) -> Response:
         rules=RULES,
         permissions=snapshot.written_permissions,
         stored=snapshot.stored_permissions is not None,
-        tool_names=sorted(islice(inquiry.view.tools, TABLE_ROWS)),
+        # Of more, nobody reads a list: the name is copied from the page of tools.
+        tool_names=sorted(tools) if len(tools := inquiry.view.tools) <= STORE_ROWS else [],
         names=sorted({row["connection"] for row in rows}),
         profiles=_profile_rows(visit),
         **_to_choose_from(visit, known, me.name, "/mcp"),
