@@ -52,6 +52,7 @@ async def executions(visit: Visit) -> Response:
         spans=list(RANGES),
         chart=await _histogram(visit, filter, since, until),
         facets=await _facets(visit, filter),
+        most=TABLE_ROWS,
         first=not cursor,
         next=link("/executions", **filter, cursor=after) if after else None,
         newest=link("/executions", **filter),

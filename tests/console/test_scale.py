@@ -140,6 +140,7 @@ async def test_facets_look_at_the_newest_calls_only(busy: Running, signed_in: Si
     status = page.partition('<section aria-label="status">')[2].partition("</section>")[0]
     found = [int(each.partition("<")[0].replace(",", "")) for each in status.split("<small>")[1:]]
     assert sum(found) == TABLE_ROWS < CALLS
+    assert "Counted in the newest 5,000 calls." in page
 
 
 async def test_an_open_page_reads_little_while_nothing_happens(
