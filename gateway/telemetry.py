@@ -237,6 +237,7 @@ def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.trace import SpanKind, Status, StatusCode
 
     name = os.environ.get("OTEL_SERVICE_NAME", "dynamic-mcp-gateway")
     resource = Resource.create({"service.name": name, "service.version": __version__})
@@ -245,8 +246,6 @@ def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
     spans = provider.get_tracer("gateway", __version__)
 
     def finished(execution: Execution) -> None:
-        from opentelemetry.trace import SpanKind, Status, StatusCode
-
         span = spans.start_span(
             f"tools/call {execution.tool}",
             kind=SpanKind.SERVER,

@@ -11,6 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -41,20 +42,18 @@ _Memory = TTLCache[str, tuple[float, Any]]
 _NEVER = (-1.0, None)
 
 
+@dataclass(eq=False)
 class AzureDirectory:
     """Azure, as the catalog needs it. Settings are those of the moment a question is asked."""
 
-    def __init__(
-        self,
-        send: Send,
-        settings: Callable[[], Azure | None],
-        return_address: Callable[[str], str] = lambda id_: PORTAL,
-        identity: Callable[[Azure], Awaitable[Mapping[str, str]]] | None = None,
-    ) -> None:
-        self._client = ArmClient(send)
-        self._settings = settings
-        self._return_address = return_address  # for who signed in for a resource
-        self._identity = identity  # objectId and tenantId of those we are to Azure
+    send: Send
+    settings: Callable[[], Azure | None]
+    return_address: Callable[[str], str] = lambda id_: PORTAL  # for who signed in for a resource
+    # The objectId and tenantId of those we are to Azure.
+    identity: Callable[[Azure], Awaitable[Mapping[str, str]]] | None = None
+
+    def __post_init__(self) -> None:
+        self._client = ArmClient(self.send)
         # Each with the time at which it was asked for: nobody is given what is older than wanted.
         self._known: _Memory = TTLCache(3 * limits.MAX_REMEMBERED, limits.KEEP_SECONDS)
         self._exports: _Memory = TTLCache(limits.PARALLEL_REFRESHES, limits.KEEP_SECONDS)
@@ -181,7 +180,7 @@ class AzureDirectory:
         names = [each["name"] for each in asked_for if each["type"] == SIGN_IN]
         if not names:
             return None
-        whose, back = await self._who(azure), self._return_address(id_)
+        whose, back = await self._who(azure), self.return_address(id_)
         parameters = [{"parameterName": name, "redirectUrl": back, **whose} for name in names]
         answer = await self._client.ask(
             azure, "POST", f"{id_}/listConsentLinks", {"parameters": parameters}
@@ -198,7 +197,7 @@ class AzureDirectory:
         self._known.pop(_consent(id_), None)
 
     async def _who(self, azure: Azure) -> Mapping[str, str]:
-        return await self._identity(azure) if self._identity else {}
+        return await self.identity(azure) if self.identity else {}
 
     async def managed_apis(self) -> list[dict[str, Any]]:
         """The connectors that Azure offers at the configured location, as a list shows them."""
@@ -235,7 +234,7 @@ class AzureDirectory:
             raise
 
     def _configured(self) -> Azure:
-        azure = self._settings()
+        azure = self.settings()
         if azure is None:
             raise Fixable(
                 "connection_invalid",

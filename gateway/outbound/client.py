@@ -72,10 +72,7 @@ class Answer(Struct, frozen=True):
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return next((value for key, value in self.headers if key == name), None)
 
 
 class NoAnswer(UpstreamFailed):

@@ -87,7 +87,10 @@ def begin_in(tx: Connection, execution: Execution) -> Begun:
         claimed = _claim(tx, execution)
         if claimed.outcome != "new":
             return claimed
-    if _insert_begun(tx, execution):
+    # New, or one that waited for a decision.
+    waited = f"{_table.name}.status = 'pending_confirmation'"
+    begins = f"(id) DO UPDATE SET {taking_over(BEGINNING)} WHERE {waited}"
+    if insert_rows(tx, _table, [asdict(execution)], begins):
         return Begun("new")
     _release(tx, execution)
     return Begun("ended", _get(tx, execution.id))
@@ -204,23 +207,12 @@ def _release(tx: Connection, execution: Execution) -> None:
     tx.execute(delete(_claims).filter_by(**token, execution_id=execution.id))
 
 
-def _insert_begun(tx: Connection, execution: Execution) -> bool:
-    """Whether the row is there as executing now: new, or one that waited for a decision."""
-    waited = f"{_table.name}.status = 'pending_confirmation'"
-    begins = f"(id) DO UPDATE SET {taking_over(BEGINNING)} WHERE {waited}"
-    return insert_rows(tx, _table, [asdict(execution)], begins) == 1
-
-
-def _update_ended(tx: Connection, execution: Execution) -> bool:
+def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
     """Whether the row says now how the call ended; not if it had ended before."""
     going_on = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
     ended = {name: getattr(execution, name) for name in ENDING}
     statement = update(_table).where(_table.c.id == execution.id, going_on).values(ended)
-    return tx.execute(statement).rowcount == 1
-
-
-def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
-    if not _update_ended(tx, execution):
+    if not tx.execute(statement).rowcount:
         return False
     if execution.idempotency_token is not None:
         if not sent:

@@ -14,13 +14,13 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from sqlalchemy import Connection, Table, Update, select, update
+from sqlalchemy import Column, Connection, Update, select, update
 
 from gateway.errors import ConfigInvalid
 from gateway.limits import PASSPHRASE_CHARS
@@ -129,21 +129,19 @@ async def reseal(db: Database, seal: Seal) -> int:
     """
     count = 0
     for table, name in _SEALED.items() if seal.has_several else ():
-        for row in await db.read(partial(_rows, table)):
-            old = row[name]
-            new = seal.renewed(old) if isinstance(old, bytes) else None
-            if new is not None:
-                same = [each == row[each.name] for each in table.primary_key]
-                change = update(table).where(*same, table.c[name] == old).values({name: new})
-                count += await db.write(partial(_changed, change))
+        column = table.c[name]
+        for old in await db.read(partial(_sealed_values, column)):
+            if (new := seal.renewed(old)) is not None:  # a sealed value is in one row alone
+                change = update(table).where(column == old).values({name: new})
+                count += await db.write(partial(_changed_rows, change))
     return count
 
 
-def _rows(table: Table, tx: Connection) -> list[Mapping[str, Any]]:
-    return [dict(row._mapping) for row in tx.execute(select(table))]
+def _sealed_values(column: Column[Any], tx: Connection) -> list[bytes]:
+    return [value for value in tx.execute(select(column)).scalars() if isinstance(value, bytes)]
 
 
-def _changed(change: Update, tx: Connection) -> int:
+def _changed_rows(change: Update, tx: Connection) -> int:
     return int(tx.execute(change).rowcount)
 
 
