@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -36,6 +37,17 @@ class Table(BaseModel):
     """A table of config.toml: no unknown keys, no silent conversions, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+def spelled(pattern: str, rule: str) -> AfterValidator:
+    """Refuses a text that does not begin as the pattern says; the rule is what people read."""
+
+    def check(text: str) -> str:
+        if not re.match(pattern, text):
+            raise ValueError(rule)
+        return text
+
+    return AfterValidator(check)
 
 
 class NoAuth(Table):
@@ -260,25 +272,14 @@ class Connection(Table):
         return self.on_change or ("hold_risky" if self.trust == "untrusted" else "accept")
 
 
+HTTP_BASE = spelled(r"https?://[^/\s]+", "must start with http:// or https:// and name a host")
+
+
 class OpenApiConnection(Connection):
     kind: Literal["openapi"]
-    spec: str
-    base_url: str | None = None
+    spec: Annotated[str, spelled(r"\s*\S", "a path, a URL or the definition itself is needed")]
+    base_url: Annotated[str, HTTP_BASE] | None = None
     idempotency_header: str | None = None
-
-    @field_validator("spec")
-    @classmethod
-    def _spec_is_named(cls, spec: str) -> str:
-        if not spec.strip():
-            raise ValueError("a path, a URL or the definition itself is needed")
-        return spec
-
-    @field_validator("base_url")
-    @classmethod
-    def _base_is_http(cls, base_url: str | None) -> str | None:
-        if base_url is not None and not re.match(r"https?://[^/\s]+", base_url):
-            raise ValueError("must start with http:// or https:// and name a host")
-        return base_url
 
 
 class ManifestConnection(Connection):

@@ -28,6 +28,7 @@ from gateway.config.connection import (
     Seconds,
     Strings,
     Table,
+    spelled,
 )
 from gateway.model import Level
 
@@ -50,16 +51,12 @@ class Server(Table):
     shutdown_seconds: Seconds = 20
 
 
-class Store(Table):
-    url: str = "sqlite:///state/gateway.db"
-    secret_key_file: str = "state/secret.key"
+KNOWN_DATABASE = spelled("sqlite:///|postgresql://", "must start with sqlite:/// or postgresql://")
 
-    @field_validator("url")
-    @classmethod
-    def _known_database(cls, url: str) -> str:
-        if not url.startswith(("sqlite:///", "postgresql://")):
-            raise ValueError("must start with sqlite:/// or postgresql://")
-        return url
+
+class Store(Table):
+    url: Annotated[str, KNOWN_DATABASE] = "sqlite:///state/gateway.db"
+    secret_key_file: str = "state/secret.key"
 
     def file_in(self, folder: Path) -> Path | None:
         """SQLite's file, seen from the folder of config.toml; None: the store is no file."""
@@ -269,21 +266,19 @@ class Demo(Table):
     enabled: bool = False
 
 
+AN_ORIGIN = spelled(
+    r"https?://[^/?#\s@]+/?\Z", "must be an address such as https://management.azure.com"
+)
+
+
 class Azure(Table):
-    endpoint: str = "https://management.azure.com"
+    endpoint: Annotated[str, AN_ORIGIN] = "https://management.azure.com"
     subscription_id: str
     resource_group: str
     location: str
     auth: Auth = NoAuth()
     invoke: Literal["dynamic", "runtime"] = "dynamic"
     refresh_seconds: Seconds = 0
-
-    @field_validator("endpoint")
-    @classmethod
-    def _is_an_origin(cls, endpoint: str) -> str:
-        if not re.fullmatch(r"https?://[^/?#\s@]+/?", endpoint):
-            raise ValueError("must be an address such as https://management.azure.com")
-        return endpoint
 
 
 class Ledger(Table):
