@@ -27,20 +27,8 @@ from typing import Any
 
 from cachetools import LRUCache
 
+from gateway import limits
 from gateway.errors import Overloaded, UpstreamFailed
-from gateway.limits import (
-    ALL_FAILURES_A_MINUTE,
-    CALLS_PER_CONNECTION,
-    FAILURES_A_MINUTE,
-    FAILURES_TO_OPEN,
-    LARGE_ANSWERS,
-    LARGE_BYTES,
-    LONGEST_PAUSE_SECONDS,
-    MAX_REMEMBERED,
-    MAX_WAITING_CALLS,
-    MOMENT_SECONDS,
-    OPEN_SECONDS,
-)
 from gateway.model import RateLimit, Result
 from gateway.outbound.client import NoAnswer
 from gateway.outbound.content import Room
@@ -65,12 +53,12 @@ class Admission:
         self._shared = shared
         self._clock = clock
         self._overall = Slots(max_concurrent_calls, "The gateway")
-        self._large = asyncio.Semaphore(LARGE_ANSWERS)
+        self._large = asyncio.Semaphore(limits.LARGE_ANSWERS)
         self._circuits: dict[str, ApiHealth] = {}
         self._windows = Throttle(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
-        """Take over a new bound; calls under way are not touched."""
+        """Takes over a new bound; calls under way are not touched."""
         self._overall.resize(max_concurrent_calls)
 
     async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> ApiHealth:
@@ -101,9 +89,9 @@ class Admission:
         circuit = f"{connection} {principal}" if alone else connection
         health = self._circuits.get(circuit)
         if health is None:
-            if len(self._circuits) >= MAX_REMEMBERED:  # of many people: found out again
+            if len(self._circuits) >= limits.MAX_REMEMBERED:  # of many people: found out again
                 self._circuits.clear()
-            slots = Slots(CALLS_PER_CONNECTION, "The connection")
+            slots = Slots(limits.CALLS_PER_CONNECTION, "The connection")
             health = self._circuits[circuit] = ApiHealth(self._clock, slots, self._overall)
         return health
 
@@ -113,7 +101,7 @@ class Admission:
         A connection holds one large answer at a time, all together a few.
         """
         free = (self.call(connection).large, self._large)
-        return Room(max(LARGE_BYTES, more_than), free)
+        return Room(max(limits.LARGE_BYTES, more_than), free)
 
 
 @dataclass(slots=True)
@@ -144,8 +132,8 @@ class ApiHealth:
             for slots in taken:
                 slots.free()
             raise
-        if self.failures >= FAILURES_TO_OPEN:
-            self.open_until = self.clock() + OPEN_SECONDS  # this one tries; others wait
+        if self.failures >= limits.FAILURES_TO_OPEN:
+            self.open_until = self.clock() + limits.OPEN_SECONDS  # this one tries; others wait
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
@@ -155,7 +143,7 @@ class ApiHealth:
         self.overall.free()
 
     def note_answer(self, status: int, retry_after: str | None = None) -> None:
-        """An answer came; a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
+        """Notes an answer: a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
         seconds = retry_after_seconds(retry_after) if status in (429, 503) else None
         if seconds is not None:
             self.paused_until = max(self.paused_until, self.clock() + seconds)
@@ -165,9 +153,9 @@ class ApiHealth:
             self.failures = 0
 
     def note_failure(self) -> None:
-        """No answer came, or one that says the API is broken."""
+        """Notes that no answer came, or one that says the API is broken."""
         self.failures += 1
-        self.open_until = self.clock() + OPEN_SECONDS
+        self.open_until = self.clock() + limits.OPEN_SECONDS
 
     def may_retry(self, method: str, error: NoAnswer) -> bool:
         """Whether the call may be made once more: a broken API is not asked twice as often."""
@@ -175,18 +163,18 @@ class ApiHealth:
         return unsent and method in ("GET", "HEAD") and self.failures == 0
 
     def check_rest(self) -> None:
-        """Refuse a call to an API that asked for a pause, or that has failed too often."""
+        """Refuses a call to an API that asked for a pause, or that has failed too often."""
         now = self.clock()
         if now < self.paused_until:
             pause = self.paused_until - now
             raise _later("rate_limited", "The API asked to be left alone for a while.", pause)
-        if now < self.open_until and self.failures >= FAILURES_TO_OPEN:
+        if now < self.open_until and self.failures >= limits.FAILURES_TO_OPEN:
             wait = self.open_until - now
             raise _later("circuit_open", "The API has failed several times in a row.", wait)
 
 
 class Slots:
-    """So many calls at a time; a few more wait their turn, in order and not for long."""
+    """Lets `limit` calls run at a time; a few more wait their turn, in order and not for long."""
 
     def __init__(self, limit: int, owner: str) -> None:
         self._limit = self._left = limit
@@ -199,16 +187,16 @@ class Slots:
         self._limit = limit
 
     async def take(self) -> None:
-        """Take a slot, which is to be freed; or `busy`."""
+        """Takes a slot, which the caller must free; raises `busy` where none comes free in time."""
         self._left -= 1
         if self._left >= 0:
             return
         turn = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
         try:
-            if len(self._turns) > MAX_WAITING_CALLS:
+            if len(self._turns) > limits.MAX_WAITING_CALLS:
                 raise TimeoutError
-            async with asyncio.timeout(MOMENT_SECONDS):
+            async with asyncio.timeout(limits.MOMENT_SECONDS):
                 await turn
         except BaseException as error:
             if turn in self._turns:
@@ -221,7 +209,7 @@ class Slots:
             raise
 
     def free(self) -> None:
-        """Give a slot back, to the call that waits longest if there is one."""
+        """Gives a slot back, to the call that waits longest if there is one."""
         self._left += 1
         if self._turns and self._left > -len(self._turns):
             turn = self._turns.popleft()
@@ -233,14 +221,14 @@ def retry_after_seconds(value: str | None, now: datetime | None = None) -> float
     """The seconds that a `Retry-After` header asks for, in either of its forms, within reason."""
     text = (value or "").strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:9]), LONGEST_PAUSE_SECONDS)
+        return min(float(text[:9]), limits.LONGEST_PAUSE_SECONDS)
     try:
         moment = parsedate_to_datetime(text)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         seconds = (moment - (now or datetime.now(UTC))).total_seconds()
     except (ValueError, OverflowError, TypeError):
         return None
-    return min(max(seconds, 0.0), LONGEST_PAUSE_SECONDS)
+    return min(max(seconds, 0.0), limits.LONGEST_PAUSE_SECONDS)
 
 
 def _later(code: str, message: str, seconds: float) -> Overloaded:
@@ -249,7 +237,7 @@ def _later(code: str, message: str, seconds: float) -> Overloaded:
 
 
 class Running:
-    """The calls of this process that no request carries, and what is left to do of others.
+    """The calls of this process that no request carries, and the work that other calls left.
 
     A write runs in a task of its own: once begun it is finished and recorded, whether or not its
     caller is still there; a caller who says so stops it.
@@ -260,7 +248,7 @@ class Running:
         self._tasks: dict[asyncio.Task[Any], tuple[str, object]] = {}
 
     async def finish(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
-        """What the work gives; a caller who leaves does not stop it, one who says so does."""
+        """Gives what the work gives. A caller who leaves does not stop it, one who cancels does."""
         task = self.start(work, id)
         try:
             result: Result = await asyncio.shield(task)
@@ -284,21 +272,21 @@ class Running:
         return task
 
     def cancel(self, id: str) -> list[asyncio.Task[Any]]:
-        """Cancels a call; its task, if it runs here, which ends when the call is recorded."""
+        """Cancels a call; gives its task if it runs here, which ends once the call is recorded."""
         return [task for task, (of, _) in self._tasks.items() if id and of == id and task.cancel()]
 
     async def drain(self, seconds: float) -> None:
-        """Waits until nothing runs any more, at most so long."""
+        """Waits until no call runs any more, at most so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._tasks:  # one may begin another
                     await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """Ends what still runs; each call is recorded as what it then is."""
+        """Ends the calls that still run; each is recorded in the state it then has."""
         tasks = [task for task in self._tasks if task.cancel()]
         if tasks:
-            await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
+            await asyncio.wait(tasks, timeout=limits.MOMENT_SECONDS)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[task]
@@ -307,7 +295,7 @@ class Running:
 
 
 class Throttle:
-    """What happened within the last seconds, by key.
+    """Counts what happened within the last seconds, by key.
 
     Wrong attempts are bounded within a minute: from one source (an address, a principal), and all.
     The first ones are looked at; those beyond wait until the oldest is a minute ago.
@@ -315,15 +303,15 @@ class Throttle:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._times: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
+        self._times: LRUCache[str, deque[float]] = LRUCache(limits.MAX_REMEMBERED)
 
     def wait_for(self, key: str, bound: int, seconds: float) -> float:
-        """In how many seconds there are fewer than the bound; 0.0: now."""
+        """The seconds until the window holds fewer than the bound; 0.0: it does now."""
         times = self._times.get(key, ())
         return max(0.0, times[-bound] + seconds - self._clock()) if len(times) >= bound else 0.0
 
     def count(self, key: str, seconds: float) -> None:
-        """Counts one more, and forgets those that are longer ago."""
+        """Counts one event now, and forgets those from before the window."""
         now, times = self._clock(), self._times.setdefault(key, deque())
         while times and times[0] <= now - seconds:
             times.popleft()
@@ -331,7 +319,7 @@ class Throttle:
 
     def wait(self, source: str) -> float:
         """Seconds until the next attempt is looked at; 0: now."""
-        bounds = (("all", ALL_FAILURES_A_MINUTE), (f"of {source}", FAILURES_A_MINUTE))
+        bounds = (("all", limits.ALL_FAILURES_A_MINUTE), (f"of {source}", limits.FAILURES_A_MINUTE))
         return max(self.wait_for(key, bound, 60.0) for key, bound in bounds)
 
     def failed(self, source: str) -> None:

@@ -306,7 +306,7 @@ async def read_part(
 
 
 def part_in_worker(body: bytes, media_type: str, asked: str) -> bytes:
-    """As `part_of`, from and to another process or thread."""
+    """Runs `part_of` in another process or thread: the part, or the refusal, as JSON."""
     try:
         return orjson.dumps({"part": part_of(body, media_type, *json.loads(asked))})
     except Fixable as refusal:

@@ -40,19 +40,13 @@ import structlog
 from cryptography.fernet import InvalidToken
 from msgspec import Struct
 
+from gateway import limits
 from gateway.calls import questions
 from gateway.calls.questions import Decision, may_always, question_of
 from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused
-from gateway.limits import (
-    CALLS_PER_PRINCIPAL,
-    ID_CHARS,
-    MAX_QUOTE_CHARS,
-    MOMENT_SECONDS,
-    SESSION_SECONDS,
-)
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
@@ -172,7 +166,7 @@ class Approvals:
         """A new question about this call."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
         waiting = await store.count_waiting(self.db, now, principal=principal)
-        if waiting >= CALLS_PER_PRINCIPAL:
+        if waiting >= limits.CALLS_PER_PRINCIPAL:
             raise Overloaded(
                 "busy",
                 f"{waiting} calls already wait for a decision.",
@@ -223,7 +217,7 @@ class Approvals:
                     left = approval.expires_at - time.time()
                     if left <= 0:
                         await self.expire()
-                    elif not await heard_within(heard, min(left, MOMENT_SECONDS)):
+                    elif not await heard_within(heard, min(left, limits.MOMENT_SECONDS)):
                         await self._judge_attempt(attempt, approval)
             return approval
         finally:
@@ -385,7 +379,7 @@ async def _say_progress(attempt: Attempt, approval: Approval) -> None:
         who = "anybody on this machine" if on.settings.auth.mode == "none" else "an admin"
         who += "" if on.permissions.self_approval else f" other than {approval.principal}"
         text = f"Waiting for a person to approve {approval.tool}: {who} can"
-        text += f" (approval {approval.id[:ID_CHARS]})"
+        text += f" (approval {approval.id[: limits.ID_CHARS]})"
         await attempt.caller.progress(waited, total, text)
 
 
@@ -407,7 +401,7 @@ def too_late(approval: Approval | None) -> NotApproved:
 
 def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) -> StandingGrant:
     """ "Always allow": for the rest of the session, or for a while where there is none."""
-    lasts = SESSION_SECONDS if approval.session else permissions.always_allow_minutes * 60
+    lasts = limits.SESSION_SECONDS if approval.session else permissions.always_allow_minutes * 60
     return StandingGrant(
         id=new_id(now),
         principal=approval.principal,
@@ -416,7 +410,7 @@ def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) 
         fingerprint=approval.fingerprint,
         session=approval.session or "",
         client=name_of_client(approval.client),
-        request=f"{approval.method} {approval.url.partition('?')[0]}"[:MAX_QUOTE_CHARS],
+        request=f"{approval.method} {approval.url.partition('?')[0]}"[: limits.MAX_QUOTE_CHARS],
         granted_by=by,
         created_at=now,
         expires_at=now + lasts,

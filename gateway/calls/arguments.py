@@ -59,7 +59,7 @@ _MASK = "\x00"  # in place of a value in the words for what is wrong with it
 
 
 def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not fit the schema."""
+    """Refuses arguments that do not fit the schema."""
     given, checker = _as_json(arguments), _checker(schema)
     if not checker.fits(given):
         errors, parsed = checker.errors(given), checker.schema
@@ -129,7 +129,7 @@ class _Checker:
         return self._validator.is_valid(arguments)
 
     def errors(self, arguments: dict[str, Any]) -> Iterator[ValidationError]:
-        """What does not fit, as far as anyone would read."""
+        """The problems of the arguments, as many as anyone would read."""
         self._count(arguments)
         return islice(self._validator.iter_errors(arguments), CHECK_STEPS)
 

@@ -33,18 +33,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
+from gateway import limits
 from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller, name_of_client
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import acts_as
 from gateway.errors import Fixable, GatewayError, Overloaded, UpstreamFailed
-from gateway.limits import (
-    CALLS_PER_PRINCIPAL,
-    MAX_QUOTE_CHARS,
-    MAX_TOLD_ITEMS,
-    MAX_WAITING_CALLS,
-    STEP_BYTES,
-)
 from gateway.model import Result, elicitation_modes, json_bytes
 from gateway.store.cluster import Letters, Signals, Start
 from gateway.store.database import Database
@@ -95,7 +89,7 @@ def message(approval: Approval, display_name: str, behalf: str | None = None) ->
 
 
 def form(always: str) -> dict[str, Any]:
-    """The form that goes with it; without an answer it says no. `always`: what that would mean."""
+    """The form that a person fills in, which says no by itself; `always` says what that means."""
     about = "approve: this call, once. deny: the agent is told no."
     if always:
         about += f" always_allow: this tool, {_visible(always)}."
@@ -131,7 +125,7 @@ def always_words(snapshot: Snapshot, approval: Approval) -> str:
 
 
 def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:
-    """What should make a person look twice."""
+    """The reasons why a person should look twice before they approve."""
     tool, name = attempt.tool, attempt.state.display_name
     if tool.access == "delete":
         yield "This deletes or destroys something; it can't be undone here."
@@ -141,7 +135,7 @@ def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[
         since = "in this session" if attempt.caller.session else "by this caller"
         yield f"The first write to {_visible(name)} {since}."
     where, count = largest_list(attempt.arguments)
-    if count > MAX_TOLD_ITEMS:
+    if count > limits.MAX_TOLD_ITEMS:
         yield f"A large number of items: {count} in {_visible(where)}."
     if changed:
         yield "The tool has changed since it was last used."
@@ -161,9 +155,9 @@ def largest_list(value: Any, at: str = "the arguments") -> tuple[str, int]:
 
 def _value(value: Any) -> str:
     text = _visible(json_bytes(value).decode().strip())
-    if len(text) <= MAX_QUOTE_CHARS:
+    if len(text) <= limits.MAX_QUOTE_CHARS:
         return text
-    return f"{text[:MAX_QUOTE_CHARS]}… ({len(text)} characters)"
+    return f"{text[: limits.MAX_QUOTE_CHARS]}… ({len(text)} characters)"
 
 
 def _visible(text: str) -> str:
@@ -241,7 +235,7 @@ def unanswered(method: str, error: Any = None) -> dict[str, Any]:
         return CANCELLED
     given = error if isinstance(error, Mapping) else {}
     code, said = given.get("code"), given.get("message")
-    words = said[:MAX_QUOTE_CHARS] if isinstance(said, str) else "no answer came"
+    words = said[: limits.MAX_QUOTE_CHARS] if isinstance(said, str) else "no answer came"
     raise UpstreamFailed(
         "upstream_error",
         f"The client did not give what the server asked it for ({ASKED_BY[method]}): {words}",
@@ -255,7 +249,7 @@ def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool
         return True
     params = question["params"]
     name, kind = ("url", str) if params["mode"] == "url" else ("requestedSchema", dict)
-    is_whole = isinstance(params.get(name), kind) and len(json_bytes(params)) <= STEP_BYTES
+    is_whole = isinstance(params.get(name), kind) and len(json_bytes(params)) <= limits.STEP_BYTES
     return is_whole and params["mode"] in elicitation_modes(askable)
 
 
@@ -364,7 +358,7 @@ class HeldCalls:
             return attempt.failure_result(error)
 
     def drain(self) -> None:
-        """Nobody is asked any more: this process ends, and what it holds with it."""
+        """Asks no client any more and ends the calls that are held: this process ends."""
         self.draining = True
         for held in self.held.values():
             held.take(held.round, dict.fromkeys(held.asked))
@@ -417,7 +411,10 @@ class HeldCalls:
         if id in self.held:
             return True
         others = [each.attempt.principal for each in self.held.values() if not each.task.done()]
-        if others.count(principal) >= CALLS_PER_PRINCIPAL or len(self.held) >= MAX_WAITING_CALLS:
+        if (
+            others.count(principal) >= limits.CALLS_PER_PRINCIPAL
+            or len(self.held) >= limits.MAX_WAITING_CALLS
+        ):
             return False
         self.held[id] = held
         later, loop = held.attempt.snapshot.permissions.timeout_seconds, asyncio.get_running_loop()

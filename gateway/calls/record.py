@@ -371,7 +371,7 @@ def with_token(result: Result, token: str | None) -> Result:
 
 
 def with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
-    """The result with one more line of text, and the same for programs."""
+    """The result with one more line of text for models; `meta` tells programs the same."""
     return {
         **result,
         "content": [*result.get("content", ()), {"type": "text", "text": text}],

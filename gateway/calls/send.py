@@ -150,7 +150,7 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: UpstreamOperation
     ) -> Result:
         caller, ask = attempt.caller, None
-        clears = partial(clearing, self.credentials, prepared, caller.principal, [])
+        clears = partial(redactor_so_far, self.credentials, prepared, caller.principal, [])
         attempt.redactor = await clears()
         if not attempt.unattended:
             seconds = attempt.snapshot.permissions.timeout_seconds
@@ -195,10 +195,10 @@ class Sender:
         return {**preview_result(attempt.id, raw, "application/json"), "isError": is_error}
 
 
-async def clearing(
+async def redactor_so_far(
     credentials: Credentials, prepared: Prepared, principal: Principal, known: list[Grant]
 ) -> Redactor:
-    """What clears an MCP server's answers of what requests went out with, before and by now."""
+    """The redactor that clears a server's answers of the credentials it was sent so far."""
     if prepared.auth.ready is None and getattr(prepared.settings, "url", None):
         with suppress(GatewayError):  # the request itself says why there is none
             known.append(await credentials.grant(prepared.auth, principal))
@@ -302,7 +302,7 @@ class UpstreamRequests:
         passes_on = relays and peer is not None and peer.era != "handshake"
         sent = {key: params[key] for key in params if passes_on or key not in _OF_A_HOP}
         sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
-        clears = partial(clearing, self._credentials, prepared, caller.principal, [])
+        clears = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
         asks = asker(caller, await clears(), ask_seconds)
         hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
         async with await self._limits.admit(name, principal, prepared.rate_limit) as health:

@@ -202,7 +202,7 @@ def why_hidden(
 
 
 def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, seen: View) -> str:
-    """The same for a tool of the gateway's own."""
+    """The rule that keeps a tool of the gateway's own out of a list; "": none does."""
     return _own_hidden(tool, _viewpoint(snapshot, principal, seen.scope), bool(seen.meta))
 
 
