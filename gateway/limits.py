@@ -21,7 +21,7 @@ LARGE_BYTES = 256 * 1024  # of an answer: a larger one waits for room, and for a
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of an API, unless max_output_bytes is more; of a whole list
 STEP_BYTES = 65_536  # at a time, of a body or an answer: a millisecond's work
 NAME_CHARS = 128  # of a name, a title, a client, a value on one line
-MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
+MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours, of a question
 PREVIEW_CHARS = 2_000  # of a large answer or a long description, some 430 tokens
 PAGE_ENTRIES = 100  # of a list or an array, where the caller does not say how many
 MAX_LIST_PAGES = 50  # of Azure: a list without end has to end somewhere
@@ -99,7 +99,6 @@ DEFINITION_REDIRECTS = 5  # on the way to one, on the same host
 PARALLEL_REFRESHES = 8
 COMPARED_NODES = 20_000  # of two schemas; what lies beyond counts as changed
 FORMER_NAME_SECONDS = 30 * 86_400.0  # a tool that was renamed answers to the name it had
-SEARCH_CHARS = 400  # of a question
 SEARCH_COMPLETIONS = 12  # of a last word that is not finished
 
 # --- calls ----------------------------------------------------------------------------------------

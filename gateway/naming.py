@@ -12,7 +12,6 @@ more literal characters. A name that matches nothing is a problem: its rule hold
 from __future__ import annotations
 
 import difflib
-import hashlib
 import math
 import re
 import unicodedata
@@ -136,7 +135,7 @@ def snake_case(text: str) -> str:
 
 def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
     text = f"{operation.method.upper()} {operation.path}{salt}"
-    suffix = f"_{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
+    suffix = f"_{digest(text.encode('utf-8', 'replace'))[:8]}"
     return name[: limits.MAX_TOOL_NAME - len(suffix)] + suffix
 
 

@@ -29,7 +29,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from gateway.limits import MAX_REMEMBERED, SEARCH_CHARS, SEARCH_COMPLETIONS, SEARCH_ENTRIES
+from gateway.limits import MAX_QUOTE_CHARS, MAX_REMEMBERED, SEARCH_COMPLETIONS, SEARCH_ENTRIES
 from gateway.model import Tool
 
 ENGLISH = tomllib.loads((Path(__file__).parent / "english.toml").read_text(encoding="utf-8"))
@@ -295,7 +295,7 @@ class ToolIndex:
     def search(self, query: str, *, allowed: Collection[str], limit: int) -> list[str]:
         """Names of the allowed tools that answer the query, best first, at most `limit`."""
         permitted = allowed if isinstance(allowed, (Set, Mapping)) else frozenset(allowed)
-        asked = question_words(query[:SEARCH_CHARS])
+        asked = question_words(query[:MAX_QUOTE_CHARS])
         intent = intent_of(asked)
         fits = {kind: intent.fit(*kind) for kind in set(self._kinds)}
         names, kinds = self._names, self._kinds

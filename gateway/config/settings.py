@@ -6,7 +6,6 @@ live and is carried by the snapshot. Cross-checks that need several tables are i
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
 import secrets
@@ -30,7 +29,7 @@ from gateway.config.connection import (
     Table,
     spelled,
 )
-from gateway.model import Level
+from gateway.model import Level, digest
 
 Results = Literal["both", "text", "structured"]
 RESTART_TABLES = ("server", "store")
@@ -190,14 +189,14 @@ class PrincipalSettings(Table):
     def token_hash(self) -> str | None:
         """What its token is known by."""
         if self.token is not None:
-            return hashlib.sha256(self.token.get_secret_value().encode()).hexdigest()
+            return digest(self.token.get_secret_value().encode())
         return self.token_sha256.lower() if self.token_sha256 else None
 
 
 def new_token() -> tuple[str, str]:
     """A token nobody has, and the hash of it that a principal's table is given."""
     value = f"gw_{secrets.token_urlsafe(32)}"
-    return value, hashlib.sha256(value.encode()).hexdigest()
+    return value, digest(value.encode())
 
 
 class AutoApprove(Table):
