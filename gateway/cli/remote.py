@@ -60,6 +60,7 @@ COMMANDS = {
     "list_executions": "gateway executions list",
     "get_execution": "gateway executions show",
     "GET /grants": "gateway grants list",
+    "GET /principals": "gateway principals list",
 }
 ADVICE = (
     "Is the address right, and the gateway of the version of this command, "

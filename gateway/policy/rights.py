@@ -12,6 +12,9 @@ from gateway.errors import Fixable, Refused
 from gateway.model import Principal
 from gateway.policy.access import principal_now
 
+# Names of the gateway's own: everybody where no token is needed, a start, an edit of the file.
+OWN_NAMES = ("local", "start", "config.toml")
+
 
 def refuse_change(who: Principal, kind: str, name: str, before: Settings, after: Settings) -> None:
     """Raises where this principal may not turn the one into the other by changing this row."""
@@ -34,7 +37,7 @@ def _refuse_beyond(me: Principal, kind: str, name: str, before: Settings, after:
         words = "principals are known by the identity provider here, whatever their organization"
         raise Refused("access_denied", words, "Ask an admin of no organization.")
     old, new = before.principals.get(name), after.principals.get(name)
-    if old is not None and old.organization != me.organization:
+    if name in OWN_NAMES or (old is not None and old.organization != me.organization):
         raise Fixable("invalid_arguments", "this name can't be used", "Choose another name.")
     if new is None:
         return

@@ -140,7 +140,7 @@ class StoredCatalog:
             _check_revision(tx, name, expected)
             tx.execute(delete(_definitions).filter_by(connection=name))
             tx.execute(delete(_former).filter_by(connection=name))
-            delete_credentials_in(tx, name)
+            delete_credentials_in(tx, connection=name)
             if not tx.execute(delete(_connections).filter_by(name=name)).rowcount:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
             return revision

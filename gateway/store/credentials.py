@@ -88,12 +88,13 @@ async def delete_credentials(db: Database, **which: str) -> list[Credential]:
     return await db.write(unit)
 
 
-def delete_credentials_in(tx: Connection, connection: str) -> None:
-    """Removes all that belongs to a connection which is being deleted."""
-    for each in many(tx, select(_credentials).filter_by(connection=connection), Credential):
+def delete_credentials_in(tx: Connection, **which: str) -> None:
+    """Removes the credentials of a connection or an owner that is being deleted."""
+    for each in many(tx, select(_credentials).filter_by(**which), Credential):
         _tell(tx, each, CREDENTIAL, SIGNED)
-    for table in (_credentials, _registrations):
-        tx.execute(delete(table).filter_by(connection=connection))
+    tx.execute(delete(_credentials).filter_by(**which))
+    if "connection" in which:
+        tx.execute(delete(_registrations).filter_by(**which))
 
 
 async def get_registration(db: Database, connection: str, issuer: str) -> bytes | None:

@@ -17,6 +17,7 @@ from gateway.errors import Fixable, NotFound
 from gateway.limits import STORE_MANY_ROWS
 from gateway.store import tables
 from gateway.store.cluster import write_revision
+from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, many, upsert, values
 from gateway.store.oauth import revoke_grants_in
 from gateway.store.tables import PutRight, RightKind
@@ -68,6 +69,8 @@ async def change_right(
         else:
             if unused and old is None:
                 _refuse_used(tx, name)
+            if by != name and token_of(new) not in (None, token_of(old)):
+                _forget_given(tx, name)
             upsert(tx, _rights, values(new))
         return after, revision
 
@@ -100,8 +103,22 @@ def _delete(tx: Connection, kind: str, name: str, now: float) -> None:
     tx.execute(delete(_rights).filter_by(kind=kind, name=name))
     if kind == "principal":
         tx.execute(delete(tables.choices).filter_by(principal=name))
-        tx.execute(delete(tables.standing_grants).filter_by(principal=name))
         revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
+        _forget_given(tx, name)
+
+
+def token_of(row: PutRight | None) -> str | None:
+    """The hash of a principal's token."""
+    return row.settings.get("token_sha256") if row and row.kind == "principal" else None
+
+
+def _forget_given(tx: Connection, name: str) -> None:
+    """Forgets what a principal signed in to and had allowed.
+
+    Whoever gave it another token could use that, and nobody uses what another person gave.
+    """
+    tx.execute(delete(tables.standing_grants).filter_by(principal=name))
+    delete_credentials_in(tx, owner=name)
 
 
 def _refuse_used(tx: Connection, name: str) -> None:

@@ -69,7 +69,7 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
     if role and inquiry.principal.organization is None and claims_roles(inquiry):
         who = replace(who or Principal(principal), role=role)
     if who is None:
-        hint = "Principals are tables of config.toml, and people who let a client in."
+        hint = "GET /principals names them; people who let a client in are known too."
         raise NotFound("invalid_arguments", f"there is no principal {principal!r}", hint)
     seen = inquiry.gateway.view_of(inquiry.snapshot, who, scope)
     held = await changes.list_changes(inquiry.gateway.db, status="held", limit=STORE_ROWS)

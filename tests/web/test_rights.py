@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.store.catalog import load_choices
 from tests.callers import Api, api
 from tests.configs import LOCAL, principal, table, token_of
 from tests.conftest import Running, gateway_on
+from tests.peers import provider
 
 CONFIG = (
     LOCAL
@@ -218,7 +220,7 @@ async def test_an_organizations_admin_manages_its_own_principals_and_nothing_mor
     assert (await gus("DELETE", "/principals/acme-bot"))[0] == 404
     taken = await gus("PUT", "/principals/acme-bot", {"new_token": True})
     assert taken[0] == 422 and taken[1]["error"]["message"] == "this name can't be used"
-    for name in ("root", "bob", "gus"):  # config.toml's, and none of acme's
+    for name in ("root", "bob", "gus", "local"):  # config.toml's or our own, and none of acme's
         status, refused = await ann("PUT", f"/principals/{name}", {"new_token": True})
         assert status == 422 and refused["error"]["message"] == "this name can't be used"
         assert (await ann("DELETE", f"/principals/{name}"))[0] == 404
@@ -259,6 +261,7 @@ async def test_choices_and_standing_of_a_deleted_name_do_not_come_back(
         await agent("PUT", "/access/demo", {"access": "disabled"})
         assert "demo_list_books" not in await tools(agent)
     assert (await root("DELETE", "/principals/agent"))[0] == 200
+    assert await load_choices(office.app.gateway.db) == {}
     async with bearing(office, await put_agent(root)) as agent:
         assert "demo_list_books" in await tools(agent)
 
@@ -371,3 +374,27 @@ async def test_an_edit_of_config_toml_leaves_what_was_put_and_takes_over_its_nam
             await edited(taken, "")
             async with bearing(made, "another-token-0123456789") as other:
                 assert (await other("GET", "/tools"))[0] == 200
+
+
+async def test_a_new_token_from_somebody_else_uses_nothing_that_its_person_gave(
+    tmp_path: Path,
+) -> None:
+    async with provider() as peer:
+        notes = peer.table("notes", auth={"type": "bearer", "per": "user"})
+        text = f"{LOCAL}{principal('root', admin=True)}{notes}"
+        async with (
+            gateway_on(tmp_path / "config.toml", text) as made,
+            api(made.url, "root") as root,
+        ):
+
+            async def signed_in(token: str) -> bool:
+                async with bearing(made, token) as agent:
+                    _, found = await agent("GET", "/credentials")
+                    return bool(found["credentials"][0]["signed_in"])
+
+            first = await put_agent(root, admin=True)
+            async with bearing(made, first) as agent:
+                await agent("PUT", "/credentials/notes", {"token": "agents-own-key-0123"})
+                own = await put_agent(agent, admin=True)
+            assert await signed_in(own)  # it was theirs to change
+            assert not await signed_in(await put_agent(root, admin=True))
