@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 
 import aiohttp
@@ -65,6 +66,17 @@ def test_every_page_is_in_the_navigation() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
     assert {page for page in pages if page not in site} == set()
+
+
+def test_what_is_vendored_is_as_it_was_published() -> None:
+    folder = DOCS / "vendor"
+    lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    found = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}"
+        for path in sorted(folder.glob("*/*"))
+    ]
+    assert found == lines
+    assert all((path / "LICENSE").is_file() for path in folder.iterdir() if path.is_dir())
 
 
 def test_pages_ask_no_other_host_for_anything() -> None:
