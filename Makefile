@@ -3,7 +3,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
-.PHONY: run test test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
+.PHONY: run test pythons test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
 
 # What running needs; `.venv/ready` has the developers' tools too.
 .venv/run: pyproject.toml constraints.txt
@@ -27,6 +27,10 @@ test: .venv/ready
 
 test-slow: .venv/ready
 	$(PY) -m pytest -m "slow or hypothesis" --hypothesis-profile full
+
+# The core of the suite on every other Python of this machine.
+pythons: .venv/ready
+	$(PY) -m tests.pythons
 
 lint: .venv/ready
 	$(PY) -m ruff check .
