@@ -62,9 +62,8 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise ConfigInvalid(
-            [f"server: can't listen on {host}:{port}: {error.strerror or error}"]
-        ) from error
+        why = f"{error.strerror or error}; --port 0 takes a free port"
+        raise ConfigInvalid([f"server: can't listen on {host}:{port}: {why}"]) from error
     return bound
 
 

@@ -11,13 +11,13 @@ import json
 import os
 import shutil
 import sys
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomlkit
 import typer
 
 from gateway.cli.remote import TokenOption, UrlOption, remote
@@ -127,23 +127,26 @@ def connect(
     if project and about.project is None:
         fail(f"{client} has no configuration for one project", 2)
     file = Path(about.project) if project and about.project else Path.home() / about.file
-    text = _read(file)
-    table = _servers(text, file, about.key)
+    whole = _parse(_read(file), file)
+    table = _servers(whole, file, about.key)
     if undo:
         if name not in table:
             fail(f"{file} has no server {name!r}: nothing to undo")
-        write_whole(file, _without(text, file, about.key, name))
+        del table[name]
+        if not table:
+            del whole[about.key]
+        write_whole(file, _spell(file, whole))
         print(f"Took {name!r} out of {file}. {about.next_step}.")
         return
     entry = about.entry(f"{remote(url, token).base}/mcp", token)
-    block = _spell(file, about.key, name, entry)
     if only_print:
-        print(f"In {file}:\n\n{block}")
+        print(f"In {file}:\n\n{_spell(file, {about.key: {name: entry}})}")
         return
     if table.get(name, entry) != entry:
         fail(f"{file} has another server {name!r}: take it out with --undo, or give a --name")
     if name not in table:
-        write_whole(file, _with(text, file, about.key, name, entry))
+        table[name] = entry
+        write_whole(file, _spell(file, whole))
     print(f"{file} has the gateway as {name!r} now. {about.next_step}.")
 
 
@@ -154,13 +157,11 @@ def _read(file: Path) -> str:
         fail(f"{file} can't be read: {error}")
 
 
-def _parse(text: str, file: Path) -> Entry:
-    whole: Any = {}
+def _parse(text: str, file: Path) -> Any:
+    """All that the file says, as something that can be changed and spelled again."""
     try:
-        if file.suffix == ".toml":
-            whole = tomllib.loads(text)
-        elif text.strip():
-            whole = json.loads(text)
+        # Whole: a file's comments stay where it is TOML, and in JSON there are none.
+        whole = tomlkit.parse(text) if file.suffix == ".toml" else json.loads(text.strip() or "{}")
     except ValueError as error:
         words = f"{file} is not plain {file.suffix[1:].upper()} ({error})"
         fail(f"{words}: use --print, and add the lines by hand")
@@ -169,57 +170,18 @@ def _parse(text: str, file: Path) -> Entry:
     return whole
 
 
-def _servers(text: str, file: Path, key: str) -> Mapping[str, Any]:
-    table = _parse(text, file).get(key, {})
+def _servers(whole: Any, file: Path, key: str) -> Any:
+    is_toml = file.suffix == ".toml"
+    table = whole.setdefault(key, tomlkit.table(is_super_table=True) if is_toml else {})
     if not isinstance(table, dict):
         fail(f"{file}: {key} should be an object: mend it first")
     return table
 
 
-def _spell(file: Path, key: str, name: str, entry: Entry) -> str:
-    if file.suffix != ".toml":
-        return json.dumps({key: {name: entry}}, indent=2, ensure_ascii=False)
-    lines = [f"{word} = {json.dumps(value)}" for word, value in entry.items()]
-    return "\n".join([f"[{key}.{name}]", *lines, ""])
-
-
-def _with(text: str, file: Path, key: str, name: str, entry: Entry) -> str:
+def _spell(file: Path, whole: Any) -> str:
     if file.suffix == ".toml":
-        before = f"{text.rstrip()}\n\n" if text.strip() else ""
-        after = before + _spell(file, key, name, entry)
-        _must_hold(after, file, key, name, present=True)
-        return after
-    whole = _parse(text, file)
-    whole[key] = {**whole.get(key, {}), name: entry}
+        return tomlkit.dumps(whole)
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
-
-
-def _without(text: str, file: Path, key: str, name: str) -> str:
-    if file.suffix == ".toml":
-        kept, within = [], False
-        for line in text.splitlines(keepends=True):
-            if line.startswith("["):
-                within = line.startswith((f"[{key}.{name}]", f"[{key}.{name}."))
-            if not within:
-                kept.append(line)
-        after = "".join(kept)
-        _must_hold(after, file, key, name, present=False)
-        return after
-    whole = _parse(text, file)
-    del whole[key][name]
-    if not whole[key]:
-        del whole[key]
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
-
-
-def _must_hold(text: str, file: Path, key: str, name: str, *, present: bool) -> None:
-    """TOML is edited as text, for its comments' sake: what came out is read before it is kept."""
-    try:
-        if (name in tomllib.loads(text).get(key, {})) == present:
-            return
-    except tomllib.TOMLDecodeError:
-        pass
-    fail(f"{file} can't be edited safely: use --print, and edit [{key}.{name}] by hand")
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -236,7 +236,7 @@ def _listening(health: Mapping[str, object] | None, taken: ConfigInvalid) -> Fin
     """What holds our port: a gateway, by its own word on its health, or something else."""
     if health is None:
         fix = "end what listens there, or set server.port"
-        return Finding("fail", "address", f"{taken.problems[0]}, by no gateway", fix)
+        return Finding("fail", "address", f"no gateway answers there, and {taken.problems[0]}", fix)
     version, status = health.get("version"), health.get("status")
     said = f"a gateway {version} runs there: {status}"
     if status != "ok":

@@ -273,3 +273,8 @@ def run() -> None:
     except GatewayError as error:
         note(f"{error.message}\n{error.hint}".strip())
         sys.exit(1)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # what the system refuses: a file, a process, a socket
+        note(f"That could not be done: {error}")
+        sys.exit(1)

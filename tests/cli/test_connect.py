@@ -110,11 +110,16 @@ def test_a_file_that_can_not_be_kept_whole_is_left_alone(home: Path, text: str, 
     assert file.read_text() == text
 
 
-def test_codex_servers_in_another_spelling_are_left_alone(home: Path) -> None:
+def test_codex_servers_in_another_spelling_are_kept(home: Path) -> None:
     file = home / ".codex/config.toml"
     file.parent.mkdir()
-    file.write_text('mcp_servers = {gateway = {url = "https://elsewhere"}}\n')
+    file.write_text('mcp_servers = {gateway = {url = "https://elsewhere"}}  # ours\n')
     assert "another server" in connect("codex", code=1).output
-    assert "can't be edited safely" in connect("codex", "--undo", code=1).output
-    file.write_text('mcp_servers = {others = {url = "https://elsewhere"}}\n')
-    assert "can't be edited safely" in connect("codex", code=1).output
+    connect("codex", "--undo")
+    assert file.read_text().strip() in ("", "# ours")
+    file.write_text('mcp_servers = {others = {url = "https://elsewhere"}}  # ours\n')
+    connect("codex")
+    assert set(read(file)["mcp_servers"]) == {"others", "gateway"}
+    assert file.read_text().rstrip().endswith("# ours")
+    file.write_text("[mcp_servers")
+    assert "use --print" in connect("codex", code=1).output

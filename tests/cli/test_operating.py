@@ -97,7 +97,7 @@ async def test_a_port_that_something_else_holds_is_told(tmp_path: Path) -> None:
         config.write_text(table("server", port=other.port) + PEOPLE, encoding="utf-8")
         found = await examine(config, 1)
     [(_, _, message, fix)] = [each for each in found if each[0] == "fail"]
-    assert "by no gateway" in message and "server.port" in fix
+    assert "no gateway answers there" in message and "server.port" in fix
 
 
 @pytest.fixture(scope="module")
