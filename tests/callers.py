@@ -16,6 +16,7 @@ from mcp_types import CallToolResult, Implementation
 
 from tests.configs import bearer
 from tests.mcp.speakers import Speaker
+from tests.peers import look_until
 
 
 class Api:
@@ -38,12 +39,10 @@ class Api:
 
     async def pending(self, count: int = 1) -> list[dict[str, Any]]:
         """The approvals that wait, once there are so many."""
-        async with asyncio.timeout(60):
-            while True:
-                _, found = await self("GET", "/approvals")
-                if len(found["approvals"]) == count:
-                    return list(found["approvals"])
-                await asyncio.sleep(0.02)
+        _, found = await look_until(
+            lambda: self("GET", "/approvals"), lambda found: len(found[1]["approvals"]) == count
+        )
+        return list(found["approvals"])
 
     async def decide(self, decision: str, id: str | None = None) -> tuple[int, Any]:
         """Decides on the approval, or on the only one there is."""
@@ -52,12 +51,11 @@ class Api:
 
     async def execution(self, id: str, *statuses: str) -> dict[str, Any]:
         """An execution, once it has one of these states."""
-        async with asyncio.timeout(60):
-            while True:
-                _, found = await self("GET", f"/executions/{id}")
-                if found.get("status") in (statuses or (found.get("status", ""),)):
-                    return dict(found)
-                await asyncio.sleep(0.02)
+
+        def reached(found: tuple[int, Any]) -> bool:
+            return not statuses and "status" in found[1] or found[1].get("status") in statuses
+
+        return dict((await look_until(lambda: self("GET", f"/executions/{id}"), reached))[1])
 
 
 @asynccontextmanager

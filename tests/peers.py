@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -17,6 +17,7 @@ from tests.definitions import openapi, operation
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Guard = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+T = TypeVar("T")
 
 
 @dataclass
@@ -128,3 +129,17 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0, pause: flo
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what makes it true has no event to give
             await asyncio.sleep(pause)
+
+
+async def soon(work: Awaitable[T]) -> T:
+    """What comes of this, which takes long only where something hangs."""
+    async with asyncio.timeout(60):
+        return await work
+
+
+async def look_until(look: Callable[[], Awaitable[T]], enough: Callable[[T], object] = bool) -> T:
+    """What is seen once it is enough: for what another process or task makes so."""
+    async with asyncio.timeout(60):
+        while not enough(seen := await look()):  # noqa: ASYNC110 - it has no event to give
+            await asyncio.sleep(0.02)
+    return seen

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.configs import table
 from tests.definitions import an_object
-from tests.peers import stop_accepting
+from tests.peers import soon, stop_accepting
 
 Era = Literal["handshake", "modern", "both"]
 Context = ServerRequestContext[dict[str, Any], Any]
@@ -308,10 +308,8 @@ async def serving(app: ASGIApp, port: int = 0, **options: Any) -> AsyncIterator[
     server = _Quiet(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with asyncio.timeout(60):
-            await server.up.wait()
+        await soon(server.up.wait())
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.enough.set()
-        async with asyncio.timeout(60):
-            await asyncio.gather(task, return_exceptions=True)
+        await soon(asyncio.gather(task, return_exceptions=True))

@@ -13,6 +13,7 @@ from gateway.model import RateLimit
 from gateway.outbound.client import NoAnswer
 from gateway.outbound.content import collect
 from tests.clock import Clock
+from tests.peers import soon
 from tests.raising import raises
 
 
@@ -115,8 +116,7 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
                 pass
         async with limits.call("b"):  # another connection has slots of its own
             pass
-    async with asyncio.timeout(60):
-        await asyncio.gather(*waiting)
+    await soon(asyncio.gather(*waiting))
     assert len(order) == MAX_WAITING_CALLS
 
 

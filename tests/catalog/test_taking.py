@@ -15,6 +15,7 @@ from gateway.model import Found
 from gateway.store.catalog import Stored, StoredCatalog, choose_access
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
+from tests.peers import soon
 
 NOBODY = cast(Discoverer, None)  # there is no connection to be discovered
 
@@ -64,8 +65,7 @@ async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path:
         changed = asyncio.Event()
         catalog.on_change(changed.set)
         following = asyncio.create_task(catalog.follow())
-        async with asyncio.timeout(60):
-            await changed.wait()
+        await soon(changed.wait())
         following.cancel()
 
         assert catalog.current.choices == {

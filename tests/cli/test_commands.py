@@ -18,7 +18,7 @@ from gateway.config.settings import Permissions
 from tests.callers import api, own_call
 from tests.configs import table
 from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
-from tests.peers import provider
+from tests.peers import provider, soon
 from tests.peers_mcp import mcp_peer
 from tests.processes import COMMAND, gateway_command
 
@@ -236,8 +236,7 @@ async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
                 await own_call(
                     client, "put_connection", name="shop", kind="openapi", spec=peer.spec
                 )
-            async with asyncio.timeout(60):
-                await changed.wait()
+            await soon(changed.wait())
             await own_call(client, "delete_connection", name="shop")
 
 

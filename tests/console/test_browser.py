@@ -31,7 +31,7 @@ from tests.console.conftest import (
     window_of,
 )
 from tests.console.hostile import ALL, hostile_api
-from tests.peers import items_api, provider
+from tests.peers import items_api, provider, soon
 
 pytestmark = needs_browser
 WAITING = ".card:not(.ended)"  # what ended in the test before may still say so
@@ -139,9 +139,9 @@ async def test_a_call_of_a_real_client_is_approved_or_denied_on_its_card(window:
         ) as updating:
             other = page.locator(WAITING, has_text="demo_update_book")
             await other.locator("text=Deny").click()
-            assert "A person did not approve" in await asyncio.wait_for(updating, 60)
+            assert "A person did not approve" in await soon(updating)
             await card.locator("text=Approve once").click()
-            await asyncio.wait_for(deleting, 60)
+            await soon(deleting)
     await expect(page.locator("#toasts")).to_contain_text("Approved demo_delete_book")
     await page.mouse.move(5, 5)
     await expect(page.locator("#cards")).to_contain_text("Nothing is waiting for you")
@@ -156,16 +156,16 @@ async def test_always_allow_lets_the_next_call_through(window: Window) -> None:
         card = page.locator(WAITING)
         await card.locator("[name=always]").check()
         await card.locator("text=Approve once").click()
-        assert not (await asyncio.wait_for(asking, 60)).is_error
+        assert not (await soon(asking)).is_error
         again = mcp.call_tool("demo_update_book", {"id": 4, "stock": 2})
-        assert not (await asyncio.wait_for(again, 60)).is_error
+        assert not (await soon(again)).is_error
         grants = page.locator("#grants")
         await expect(grants).to_contain_text("For local in one session of mcp, by local; ends in")
         await grants.locator("text=Revoke").click()
         await expect(grants).to_contain_text("Nothing: each call that needs a decision")
         third = asyncio.create_task(mcp.call_tool("demo_update_book", {"id": 4, "stock": 3}))
         await card.locator("text=Deny").click()
-        assert (await asyncio.wait_for(third, 60)).is_error
+        assert (await soon(third)).is_error
 
 
 async def test_no_card_moves_under_the_pointer(window: Window) -> None:
@@ -181,7 +181,7 @@ async def test_no_card_moves_under_the_pointer(window: Window) -> None:
             await second.locator("text=Deny").hover()
             before = await second.bounding_box()
             await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True), "rest")
-            await asyncio.wait_for(first, 60)
+            await soon(first)
             await expect(ended).to_contain_text("Denied by local over REST")
             assert await second.bounding_box() == before
             await page.mouse.move(5, 5)

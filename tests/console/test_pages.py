@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from gateway.console.forms import suggest_name
 from tests.callers import client
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, SignedIn, Visitor
-from tests.peers import provider
+from tests.peers import look_until, provider
 
 
 async def rows(someone: Visitor, path: str, key: str) -> list[dict[str, Any]]:
@@ -60,12 +59,10 @@ async def test_calls_are_listed_with_facets_and_given_as_csv(someone: Visitor) -
 
 async def calls(someone: Visitor, count: int) -> list[dict[str, Any]]:
     """The calls there are, once there are so many: reads are recorded soon, not at once."""
-    async with asyncio.timeout(60):
-        while True:
-            found = await rows(someone, "/console/executions?format=json", "executions")
-            if len(found) >= count:
-                return found
-            await asyncio.sleep(0.02)
+    path = "/console/executions?format=json"
+    return await look_until(
+        lambda: rows(someone, path, "executions"), lambda found: len(found) >= count
+    )
 
 
 async def test_a_call_of_a_tool_that_is_not_there_is_listed(

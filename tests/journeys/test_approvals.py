@@ -23,7 +23,7 @@ from tests.journeys.confirming import (
     shop_on,
 )
 from tests.journeys.conftest import ShopMaker
-from tests.peers import Provider, until
+from tests.peers import Provider, soon, until
 
 MODES = ("legacy", "2026-07-28")
 BOTH = pytest.mark.parametrize("mode", MODES)
@@ -191,8 +191,7 @@ async def test_client_that_can_not_be_asked_waits_with_progress(shop: Shop, mode
         call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER, progress_callback=note))
         [waiting] = await shop.root.pending()
         words = "Waiting for a person to approve shop_place_order: an admin can"
-        async with asyncio.timeout(60):
-            assert await said.get() == f"{words} (approval {waiting['id'][:12]})"
+        assert await soon(said.get()) == f"{words} (approval {waiting['id'][:12]})"
         assert waiting == waiting | {
             "tool": "shop_place_order",
             "connection": "shop",
@@ -343,7 +342,7 @@ async def test_who_waits_when_the_gateway_ends_is_sent_away_and_the_question_sta
         call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
         [waiting] = await shop.root.pending()
         shop.app.gateway.approvals.draining = True
-        assert error_code(await asyncio.wait_for(call, 60)) == "busy"
+        assert error_code(await soon(call)) == "busy"
         assert [each["id"] for each in await shop.root.pending()] == [waiting["id"]]
     assert shop.peer.sent() == 0
 
@@ -448,8 +447,7 @@ async def test_what_waits_on_one_goes_on_once_when_it_is_decided_on_the_other(
         for decision, code in (("approve", None), ("deny", "approval_denied")):
             call = asyncio.create_task(agent.call_tool("shop_place_order", ORDER))
             assert (await root.decide(decision))[0] == 200
-            async with asyncio.timeout(60):
-                assert error_code(await call) == code
+            assert error_code(await soon(call)) == code
         assert peer.sent() == 1
         started = [await ann.call("shop_place_order", book=str(n)) for n in range(5)]
         waiting = await root.pending(5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from tests.conftest import Running, two_gateways
 from tests.journeys.confirming import FREELY, Shop, config, orders_api, shop_on
 from tests.journeys.conftest import ShopMaker
 from tests.journeys.test_live_configuration import edit
-from tests.peers import Provider, provider, until
+from tests.peers import Provider, provider, soon, until
 
 UNTRUSTED = 'trust = "untrusted"'
 
@@ -111,8 +110,7 @@ async def test_accepted_tool_is_served_at_once_and_clients_are_told(make_shop: S
         assert (change["class"], change["reason"]) == ("safe", "the description changed")
         async with ann.listen(tools_list_changed=True) as told:
             await accept_all(shop)
-            async with asyncio.timeout(60):
-                await anext(aiter(told))
+            await soon(anext(aiter(told)))
         [tool] = [t for t in (await ann.list_tools()).tools if t.name == "shop_get_order"]
     assert tool.description == "[Orders] Look up an order"
 

@@ -28,7 +28,7 @@ from tests.journeys.confirming import (
     serving,
 )
 from tests.journeys.conftest import ShopMaker
-from tests.peers import Provider, provider, until
+from tests.peers import Provider, look_until, provider, soon, until
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ async def test_fifty_equal_calls_at_once_are_one_upstream_request(
 ) -> None:
     gate = Gate(shop.peer)
     calls = [asyncio.create_task(shop.ann("POST", CALL, order)) for _ in range(50)]
-    await asyncio.wait_for(gate.entered.wait(), 60)
+    await soon(gate.entered.wait())
     gate.release.set()
     answers = await asyncio.gather(*calls)
     later = await shop.ann("POST", CALL, order)
@@ -175,7 +175,7 @@ async def test_a_call_under_way_is_told_of_and_none_is_begun_once_nothing_can_be
     ann, peer = own_shop.ann, own_shop.peer
     gate = Gate(peer)
     call = asyncio.create_task(ann.call("shop_place_order", **ORDER))
-    await asyncio.wait_for(gate.entered.wait(), 60)
+    await soon(gate.entered.wait())
     await own_shop.app.gateway.db.close()
     status, answer = await ann.call("shop_place_order", book="Persuasion")
     assert (status, answer["error"]["code"], peer.sent()) == (503, "store_unavailable", 1)
@@ -193,17 +193,16 @@ async def test_write_is_finished_without_its_caller_and_a_read_ends_with_it(
 ) -> None:
     gate = Gate(shop.peer)
     async with call_to_be_cut_off(shop.eve, tool, arguments, "2026-07-28"):
-        await asyncio.wait_for(gate.entered.wait(), 60)
+        await soon(gate.entered.wait())
         await asyncio.sleep(0.1)  # a call is attended to once it takes its time
     await until(lambda: not shop.app.mcp.figures()["calls_in_flight"])
     gate.release.set()
-    async with asyncio.timeout(60):
-        while True:
-            _, page = await shop.root("GET", f"/executions?principal=eve&tool={tool}")
-            if page["executions"] and page["executions"][0]["status"] != "executing":
-                break
-            await asyncio.sleep(0.02)
-    assert [each["status"] for each in page["executions"]] == [status]
+
+    async def statuses() -> list[str]:
+        _, page = await shop.root("GET", f"/executions?principal=eve&tool={tool}")
+        return [each["status"] for each in page["executions"] if each["status"] != "executing"]
+
+    assert await look_until(statuses) == [status]
 
 
 async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_again(
@@ -215,7 +214,7 @@ async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_ag
     gate = Gate(peer)
     async with serving(tmp_path, "ann") as (process, ann):
         call = asyncio.create_task(ann("POST", CALL, order))
-        await asyncio.wait_for(gate.entered.wait(), 60)
+        await soon(gate.entered.wait())
         process.kill()
         await process.wait()
         await asyncio.gather(call, return_exceptions=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from mcp.client.client import Client
 
 from tests.callers import names, own_call
+from tests.peers import soon
 from tests.processes import gateway_process
 
 SHIPPED = Path(__file__).parents[2] / "config.toml"
@@ -28,8 +28,7 @@ async def test_the_shipped_configuration_serves_the_bookshop_and_ends_in_good_or
             async with Client(url, mode=mode) as client:
                 await visit_bookshop(client, title)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
-            assert await process.wait() == 0
+        assert await soon(process.wait()) == 0
 
 
 async def visit_bookshop(client: Client, title: str) -> None:

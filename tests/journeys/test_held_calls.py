@@ -24,7 +24,7 @@ from tests.configs import LOCAL, table
 from tests.conftest import Running, gateway_on, two_gateways
 from tests.journeys.confirming import FREELY, principals
 from tests.mcp.speakers import Speaker
-from tests.peers import until
+from tests.peers import look_until, soon, until
 from tests.peers_mcp import Era, mcp_peer
 from tests.processes import gateway_process
 
@@ -221,8 +221,7 @@ async def test_who_has_hung_up_is_not_asked(
 ) -> None:
     async with asked_at(tmp_path, config(peer)) as (gateway, ann):
         call = asyncio.create_task(ann.call(tool, wait=True))
-        async with asyncio.timeout(60):
-            await peer.entered.wait()
+        await soon(peer.entered.wait())
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await until(lambda: gateway.app.mcp.figures()["calls_in_flight"] == 0)
@@ -232,12 +231,10 @@ async def test_who_has_hung_up_is_not_asked(
 
 
 async def until_ended(ann: Ann) -> list[str]:
-    async with asyncio.timeout(60):
-        while True:
-            statuses = [status for _, status in await ann.rows()]
-            if statuses and "executing" not in statuses:
-                return statuses
-            await asyncio.sleep(0.02)
+    rows = await look_until(
+        ann.rows, lambda rows: rows and "executing" not in [status for _, status in rows]
+    )
+    return [status for _, status in rows]
 
 
 @each_tool
@@ -280,12 +277,8 @@ async def test_what_a_killed_gateway_asked_is_not_done_and_not_forgotten(
 
 async def first_asked(ann: Ann, tool: str) -> dict[str, Any]:
     """The question of a gateway that may not have listed its tools yet."""
-    async with asyncio.timeout(60):
-        while True:
-            _, found = await ann.rest("GET", "/tools")
-            if found["total"]:
-                return await ann.call(tool)
-            await asyncio.sleep(0.05)
+    await look_until(lambda: ann.rest("GET", "/tools"), lambda found: found[1]["total"])
+    return await ann.call(tool)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.definitions import operation
 from tests.journeys.confirming import FREELY, ORDER, Shop, orders_api
 from tests.journeys.conftest import ShopMaker
 from tests.mcp.speakers import Speaker
-from tests.peers import Provider, items_api, provider, until
+from tests.peers import Provider, items_api, look_until, provider, until
 
 ERAS = ["legacy", "2026-07-28"]
 
@@ -193,8 +193,4 @@ async def told_over(speaker: Speaker) -> tuple[list[str], int]:
 
 async def until_quiet(speaker: Speaker) -> None:
     """Once this gateway has heard that the client has listed."""
-    async with asyncio.timeout(60):
-        while True:
-            if await told_over(speaker) == ([], 0):
-                return
-            await asyncio.sleep(0.02)
+    await look_until(lambda: told_over(speaker), lambda told: told == ([], 0))

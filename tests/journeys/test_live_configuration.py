@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.callers import Api, Operator, api, own_call
 from tests.configs import principal, table
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import Provider, provider, until
+from tests.peers import Provider, provider, soon, until
 from tests.peers_mcp import scripted_peer
 
 
@@ -74,7 +74,7 @@ async def test_an_edit_does_not_wait_for_a_server_that_the_last_one_brought(
     async with scripted_peer(slow) as url:
         text = OPEN + table("connections.slow", kind="mcp", url=url)
         edit(gateway.config, text)
-        await asyncio.wait_for(asked.wait(), 60)
+        await soon(asked.wait())
         edit(gateway.config, text + table("bundles.later", connections=[]))
         await until(lambda: "later" in gateway.app.gateway.snapshot.settings.bundles)
         may_answer.set()

@@ -16,7 +16,7 @@ from tests.configs import table
 from tests.conftest import OPEN, Running, gateway_on
 from tests.journeys.trio import ADD
 from tests.mcp.speakers import Era, Speaker
-from tests.peers import Provider, items_api, provider
+from tests.peers import Provider, items_api, look_until, provider
 from tests.processes import gateway_process
 
 
@@ -138,8 +138,9 @@ async def left_alone(rest: Api) -> None:
 
 async def in_flight(rest: Api, calls: int) -> None:
     """Returns when connections wait for so many calls."""
-    while (await rest("GET", "//health"))[1]["calls_in_flight"] != calls:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    await look_until(
+        lambda: rest("GET", "//health"), lambda found: found[1]["calls_in_flight"] == calls
+    )
 
 
 async def test_a_second_signal_ends_the_gateway_while_calls_still_run(tmp_path: Path) -> None:
@@ -149,7 +150,6 @@ async def test_a_second_signal_ends_the_gateway_while_calls_still_run(tmp_path: 
         assert (await rest("POST", call, {"arguments": {"id": "1"}}))[0] == 202
         await shop.arrived.acquire()
         process.send_signal(signal.SIGTERM)
-        while (await rest("GET", "//readyz"))[0] != 503:  # noqa: ASYNC110 - the signal is heard
-            await asyncio.sleep(0.05)
+        await look_until(lambda: rest("GET", "//readyz"), lambda found: found[0] == 503)
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0

@@ -18,7 +18,7 @@ from tests.configs import LOCAL, bearer, principal, stdio_table, table
 from tests.conftest import OPEN, GatewayMaker, Running, gateway_on, two_gateways
 from tests.library_peer import library_peer
 from tests.mcp.speakers import Era, Speaker
-from tests.peers import until
+from tests.peers import look_until, until
 from tests.peers_mcp import mcp_peer, serving
 from tests.upstream.upstream_doors import free_port, running
 
@@ -73,9 +73,7 @@ async def test_more_principals_than_sessions_are_told_to_try_again_and_an_edit_m
     async with speaker(gateway, "ann", "2025") as ann, speaker(gateway, "bob") as bob:
         await said(ann, "pages_pid")
         slow = asyncio.create_task(ann.call("pages_slow"))
-        async with asyncio.timeout(60):
-            while "slow" not in await said(ann, "pages_seen"):  # it has not arrived yet
-                pass
+        await look_until(lambda: said(ann, "pages_seen"), lambda seen: "slow" in seen)
         refused = await bob.call("pages_kept")
         assert refused["isError"]
         assert refused["structuredContent"]["error"]["code"] == "busy"

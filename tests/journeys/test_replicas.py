@@ -14,7 +14,7 @@ from gateway.calls.record import Caller
 from gateway.model import Principal
 from tests.callers import api, names, own_call
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
-from tests.peers import items_api, provider, until
+from tests.peers import items_api, look_until, provider, until
 
 PAGES_OF_FOUR = "\n[limits]\npage_tools = 4\n"
 
@@ -97,11 +97,10 @@ async def test_pages_from_either_make_one_list_while_tools_come_and_go(
 
 async def refreshed(client: Client) -> None:
     """The shop was read again, however busy the machine is."""
-    async with asyncio.timeout(60):
-        while True:
-            [report] = (await own_call(client, "refresh_tools", connection="shop"))["connections"]
-            if report["status"] == "connected":
-                return
+    await look_until(
+        lambda: own_call(client, "refresh_tools", connection="shop"),
+        lambda found: found["connections"][0]["status"] == "connected",
+    )
 
 
 async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(

@@ -12,7 +12,7 @@ from mcp.client.client import Client
 from tests.callers import Operator, names
 from tests.configs import stdio_table
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import Provider, until
+from tests.peers import Provider, soon, until
 from tests.peers_mcp import PLAIN_SCHEMA, Context, McpPeer, mcp_peer
 
 
@@ -70,12 +70,12 @@ async def test_a_server_that_is_slow_to_list_holds_up_no_change_of_another(
             return name in gateway.app.gateway.snapshot.tools
 
         await until(lambda: offered("quick_echo") and offered("slow_echo"), 10)
-        await asyncio.wait_for(asyncio.gather(quick.listening.wait(), slow.listening.wait()), 60)
+        await soon(asyncio.gather(quick.listening.wait(), slow.listening.wait()))
         slow.may_list.clear()
         slow.asked.clear()
         slow.tools["later"] = quick.tools["soon"] = PLAIN_SCHEMA
         await slow.announce()
-        await asyncio.wait_for(slow.asked.wait(), 60)
+        await soon(slow.asked.wait())
         await quick.announce()
         await until(lambda: offered("quick_soon"), 10)
         assert not offered("slow_later")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 
 import aiohttp
 import pytest
@@ -23,7 +24,7 @@ from tests.journeys.trio import (
     trio,
 )
 from tests.mcp.speakers import Era, Speaker
-from tests.peers import items_api, provider
+from tests.peers import items_api, look_until, provider
 
 ERAS: tuple[Era, ...] = ("2025", "2026")
 CUSTOMERS = 4
@@ -83,12 +84,9 @@ async def test_every_request_of_a_session_is_answered_by_whoever_gets_it(
 
 async def decided(http: aiohttp.ClientSession, url: str, decision: str) -> None:
     """Decides on the one call that waits, once there is one."""
-    async with asyncio.timeout(SOON_SECONDS):
-        while True:
-            _, waiting = await asked(http, "GET", f"{url}/api/v1/approvals")
-            if waiting["approvals"]:
-                break
-            await asyncio.sleep(0.02)
+    _, waiting = await look_until(
+        lambda: asked(http, "GET", f"{url}/api/v1/approvals"), lambda found: found[1]["approvals"]
+    )
     [approval] = waiting["approvals"]
     path = f"{url}/api/v1/approvals/{approval['id']}"
     assert (await asked(http, "POST", path, {"decision": decision}))[0] == 200
@@ -117,10 +115,8 @@ async def test_a_rate_limit_and_a_token_hold_over_all_three(
 
 async def everywhere(http: aiohttp.ClientSession, three: Trio, tool: str) -> None:
     """Returns when every replica lists the tool."""
-    async with asyncio.timeout(SOON_SECONDS):
-        for url in three.urls:
-            while tool not in await tools_on(http, url):  # noqa: ASYNC110 - another process does it
-                await asyncio.sleep(0.02)
+    for url in three.urls:
+        await look_until(partial(tools_on, http, url), lambda tools: tool in tools)
 
 
 async def test_postgresql_may_be_restarted_under_load(

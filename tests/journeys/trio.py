@@ -17,7 +17,7 @@ from aiohttp import web
 
 from tests.balancer import RoundRobin, round_robin
 from tests.conftest import OPEN
-from tests.peers import Provider, items_api
+from tests.peers import Provider, items_api, until
 from tests.processes import gateway_process
 
 ORDER = "/api/v1/tools/shop_add_order/call"
@@ -134,18 +134,14 @@ class Customers:
             yield
             self.closing = True
 
-    async def more(self, kind: str, count: int, seconds: float = 30.0) -> None:
+    async def more(self, kind: str, count: int, seconds: float = 120.0) -> None:
         """Returns when so many more have come to this end."""
         wanted = self.done[kind] + count
-        async with asyncio.timeout(seconds):
-            while self.done[kind] < wanted:  # noqa: ASYNC110 - other tasks make it so
-                await asyncio.sleep(0.01)
+        await until(lambda: self.done[kind] >= wanted, seconds)
 
-    async def failed(self, code: str, count: int = 1, seconds: float = 30.0) -> None:
+    async def failed(self, code: str, count: int = 1, seconds: float = 120.0) -> None:
         """Returns when so many have failed so on the way."""
-        async with asyncio.timeout(seconds):
-            while self.errors[code] < count:  # noqa: ASYNC110 - other tasks make it so
-                await asyncio.sleep(0.01)
+        await until(lambda: self.errors[code] >= count, seconds)
 
     async def _orders(self) -> None:
         while not self.closing:

@@ -12,6 +12,7 @@ from gateway.mcp.messages import Reply
 from gateway.mcp.streams import ClientStream
 from gateway.model import Principal, Scope
 from gateway.web.guard import EventStream, event_frame
+from tests.peers import soon
 
 
 class Wire:
@@ -64,8 +65,7 @@ async def running(wire: Wire) -> AsyncIterator[ClientStream]:
     task = asyncio.create_task(served({}, wire.receive, wire.send))
     yield stream
     stream.end()
-    async with asyncio.timeout(60):
-        await task
+    await soon(task)
 
 
 async def test_all_changes_a_client_has_not_read_are_one() -> None:

@@ -21,6 +21,7 @@ from tests.databases import eventually
 from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.raw import Events
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
+from tests.peers import soon
 from tests.raising import raises
 
 ONLY = """
@@ -144,8 +145,7 @@ async def test_updates_of_a_resource_reach_who_watches_it(pair: Pair) -> None:
     if pair.client == "2025":
         assert await pair.through.request("resources/unsubscribe", {"uri": uri}) == {}
     if pair.server == "2025":
-        async with asyncio.timeout(60):
-            await pair.peer.let_go.wait()
+        await soon(pair.peer.let_go.wait())
         assert pair.peer.subscribed == []
 
 

@@ -18,7 +18,7 @@ from tests.configs import bearer
 from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import SERVER, Answer, call, hello, opened, post, request, session
 from tests.mcp.toolbox import SNAPSHOT, Toolbox
-from tests.peers import until
+from tests.peers import soon, until
 
 VERSIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"]
 LISTED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
@@ -127,8 +127,7 @@ async def test_body_that_does_not_come_is_cut_off(make_edge: EdgeMaker) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /mcp HTTP/1.1\r\nhost: {host}:{port}\r\naccept: */*\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: 9\r\n\r\n".encode())
-    async with asyncio.timeout(60):
-        answer = await reader.read()
+    answer = await soon(reader.read())
     assert answer.startswith(b"HTTP/1.1 408 ")
     writer.close()
 
@@ -164,8 +163,7 @@ async def test_two_calls_with_one_id_are_answered_each_on_its_own(edge: Edge) ->
 async def waiting_call(edge: Edge, own: dict[str, str], message: Any) -> asyncio.Task[Answer]:
     """A call that is under way."""
     task = asyncio.create_task(post(edge, message, own))
-    async with asyncio.timeout(60):
-        await edge.toolbox.started.wait()
+    await soon(edge.toolbox.started.wait())
     return task
 
 

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from tests.oauth.people import Person
+from tests.peers import soon
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
@@ -46,8 +47,7 @@ async def running_provider(*options: str) -> AsyncIterator[Provider]:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(60):
-            issuer = (await process.stdout.readline()).decode().strip()
+        issuer = (await soon(process.stdout.readline())).decode().strip()
         yield Provider(process, issuer)
     finally:
         process.kill()

@@ -12,7 +12,7 @@ import uvloop
 from gateway.limits import STEP_BYTES
 from gateway.outbound.client import Egress, NoAnswer, Request
 from tests.outbound.exchanges import LOOPBACK, ask
-from tests.peers import until
+from tests.peers import soon, until
 from tests.raw_server import Connection, always, answer, raw_server, silent
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -23,8 +23,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 def run(loop: Loop, work: Coroutine[Any, Any, Any]) -> Any:
     async def bounded() -> Any:
-        async with asyncio.timeout(60):
-            return await work
+        return await soon(work)
 
     with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(bounded())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx2
 import pytest
 
 from tests.oauth.people import TOKENS, form_of
+from tests.peers import look_until, until
 from tests.processes import gateway_process
 from tests.sign_in.conftest import TOKENS_MODE, House, Visitor, signed_in_at
 from tests.sign_in.servers import Notes
@@ -183,9 +185,8 @@ async def test_other_settings_do_not_get_what_was_given_under_these(ready: House
 
 
 async def _answers_bob(house: House, status: int) -> None:
-    async with asyncio.timeout(60):
-        while (await house.api("bob").http.get("/credentials")).status_code != status:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    bob = house.api("bob").http
+    await look_until(lambda: bob.get("/credentials"), lambda found: found.status_code == status)
 
 
 async def test_a_connection_or_a_principal_that_is_deleted_takes_it_along(house: House) -> None:
@@ -210,12 +211,12 @@ async def test_a_connection_or_a_principal_that_is_deleted_takes_it_along(house:
 
 async def _is_filed(house: House, *rows: bool) -> None:
     """Waits until ann is told so of the connection that config.toml names."""
-    async with asyncio.timeout(60):
-        while True:
-            found = (await house.api("ann")("GET", "/credentials"))["credentials"]
-            if [row["signed_in"] for row in found if row["connection"] == "filed"] == [*rows]:
-                return
-            await asyncio.sleep(0.05)
+
+    def told(found: Any) -> bool:
+        mine = [row for row in found["credentials"] if row["connection"] == "filed"]
+        return [row["signed_in"] for row in mine] == [*rows]
+
+    await look_until(lambda: house.api("ann")("GET", "/credentials"), told)
 
 
 async def test_a_connection_that_leaves_the_file_takes_it_along(house: House) -> None:
@@ -247,9 +248,7 @@ async def test_a_process_that_is_killed_between_answer_and_store_uses_no_token_t
         peer.expire()
         peer.slow = 30.0
         call = asyncio.create_task(house.api("ann").call("notes_get_notes", id="1"))
-        async with asyncio.timeout(60):
-            while not peer.refreshes():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(lambda: peer.refreshes() > 0)
         process.kill()  # the provider has the refresh token, and its answer reaches nobody
         with pytest.raises(httpx2.HTTPError):
             await call

@@ -12,6 +12,7 @@ from mcp_types import ElicitResult
 from gateway.config.reading import parse_connection
 from gateway.outbound.client import Egress
 from gateway.sign_in.discovery import Discovery
+from tests.peers import until
 from tests.sign_in.conftest import Api, House, mcp_client
 from tests.sign_in.servers import notes_mcp
 
@@ -28,9 +29,7 @@ def people(url: str, **more: Any) -> dict[str, Any]:
 
 
 async def tool(house: House, name: str = "notes_who_am_i") -> None:
-    async with asyncio.timeout(60):
-        while name not in house.gateway.app.gateway.snapshot.tools:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: name in house.gateway.app.gateway.snapshot.tools)
 
 
 async def ann_at(house: House, **settings: Any) -> Api:

@@ -9,6 +9,7 @@ import pytest
 from mcp_types import ElicitResult
 
 from tests.oauth.people import form_of
+from tests.peers import soon
 from tests.sign_in.conftest import House, mcp_client, signed_in_at
 
 ERAS = ["legacy", "2026-07-28"]
@@ -86,8 +87,7 @@ async def test_a_client_that_never_answers_goes_on_when_its_person_signs_in_else
 
     async with mcp_client(house.gateway.url, "ann", "legacy", answer) as client:
         call = asyncio.create_task(client.call_tool("notes_get_notes", {"id": "1"}))
-        async with asyncio.timeout(60):
-            await asked.wait()
+        await soon(asked.wait())
         await house.sign_in("ann")
         result = await call
         assert result.structured_content and result.structured_content["who"] == "ann"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Running, two_gateways
+from tests.peers import until
 from tests.sign_in.conftest import TOKENS_MODE, House
 from tests.sign_in.servers import Notes
 
@@ -150,9 +151,7 @@ async def open_at(house: House, name: str) -> None:
 
 
 async def has_tools(gateway: Running) -> None:
-    async with asyncio.timeout(60):
-        while "notes_get_notes" not in gateway.app.gateway.snapshot.tools:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: "notes_get_notes" in gateway.app.gateway.snapshot.tools)
 
 
 async def test_two_replicas_and_many_calls_make_one_refresh(

@@ -26,6 +26,7 @@ from gateway.store import tables
 from gateway.store.secrets import Seal
 from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.oauth.people import OAUTH, TOKENS, Program
+from tests.peers import until
 from tests.processes import gateway_command
 from tests.sign_in.conftest import TOKENS_MODE, House, mcp_client, signed_in_at
 from tests.sign_in.servers import Notes
@@ -78,9 +79,7 @@ async def test_an_approval_shows_on_whose_behalf_the_call_goes_out(
         await house.sign_in("ann")
         async with mcp_client(house.url, "ann", "legacy", answer) as client:
             call = asyncio.create_task(client.call_tool("notes_add_note", {"text": "hi"}))
-            async with asyncio.timeout(60):
-                while not asked:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await until(lambda: bool(asked))
             (row,) = (await house.api("root")("GET", "/approvals"))["approvals"]
             assert row["on_behalf_of"] == "ann"
             assert "On behalf of: ann" in asked[0]

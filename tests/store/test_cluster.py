@@ -33,6 +33,7 @@ from gateway.store.database import Database, signal
 from gateway.store.housekeeping import beat, bury_the_dead, leave, this_host
 from gateway.store.tables import Replica
 from tests.databases import PostgresServer
+from tests.peers import soon
 from tests.store.rows import approval, execution
 from tests.store.test_ledger import silence
 
@@ -119,8 +120,7 @@ async def test_commits_of_any_process_wake_the_reader_of_signals_and_nothing_els
                 await next_wake_up()
         for each in (db, other):
             await choose_access(each, "ann", "demo", "read-only")
-            async with asyncio.timeout(60):
-                await next_wake_up()
+            await soon(next_wake_up())
 
 
 async def test_listener_begins_with_the_revision_as_it_is(db: Database) -> None:
@@ -164,8 +164,7 @@ async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -
     await signals.start(db)
     await tell(db, "cancel", "first")
     await tell(db, "cancel", "second")
-    async with asyncio.timeout(60):
-        await heard.wait()
+    await soon(heard.wait())
     await signals.close()
 
 

@@ -15,6 +15,7 @@ from gateway.store import tables
 from gateway.store.database import Database
 from gateway.store.engines import Postgres, Sqlite, engine_for
 from tests.databases import eventually
+from tests.peers import soon
 from tests.raising import raises
 
 FACTS = tables.facts
@@ -41,8 +42,7 @@ async def held(tmp_path: Path) -> AsyncIterator[tuple[Database, threading.Event]
 
     async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
         task = asyncio.create_task(db.write(unit))
-        async with asyncio.timeout(60):
-            await started.wait()
+        await soon(started.wait())
         yield db, gate
         gate.set()
         await task

@@ -33,6 +33,7 @@ from gateway.store.ledger import (
 )
 from gateway.store.tables import Execution, Replica
 from tests.databases import eventually
+from tests.peers import soon
 from tests.raising import raises
 from tests.store.rows import add_execution, approval, execution
 
@@ -89,8 +90,7 @@ async def test_call_whose_caller_left_during_the_commit_ends_unsent(db: Database
     loop = asyncio.get_running_loop()
     other = asyncio.create_task(db.write(lambda tx: loop.call_soon_threadsafe(committing.set)))
     call = asyncio.create_task(begin(db, WITH_TOKEN))
-    async with asyncio.timeout(60):
-        await committing.wait()
+    await soon(committing.wait())
     call.cancel()
     await other
 

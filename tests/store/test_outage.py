@@ -13,6 +13,7 @@ from gateway.errors import Broken
 from gateway.store.database import Database
 from gateway.store.engines import FAILURES, Postgres, Sqlite
 from tests.databases import PostgresServer, empty_store, eventually
+from tests.peers import soon
 from tests.raising import raises
 from tests.store.test_database import add_fact, fact_names
 
@@ -96,8 +97,7 @@ async def test_file_held_by_another_program_is_waited_for(tmp_path: Path) -> Non
         assert await db.read(fact_names) == []
         other.execute("COMMIT")
         other.close()
-        async with asyncio.timeout(60):
-            await waiting
+        await soon(waiting)
         assert await db.read(fact_names) == ["a"]
 
 

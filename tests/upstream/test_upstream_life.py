@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.errors import GatewayError, Overloaded, UpstreamFailed
 from gateway.limits import MAX_PENDING
-from tests.peers import until
+from tests.peers import soon, until
 from tests.peers_mcp import Era, mcp_peer, scripted_peer
 from tests.raising import raises
 from tests.raw_server import Connection, answer, raw_server
@@ -132,8 +132,7 @@ async def test_change_without_a_notice_is_found_by_looking_and_sameness_is_silen
 
     async def looked() -> None:
         listed.clear()
-        async with asyncio.timeout(60):
-            await listed.wait()
+        await soon(listed.wait())
 
     pace = replace(QUICK, poll=0.05)
     async with scripted_peer(answer) as url, upstreams(http("up", url), pace=pace) as ups:
@@ -172,8 +171,7 @@ async def test_a_change_is_told_and_a_burst_of_notices_once(era: Era) -> None:
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         told = Told(ups)
         await ups.list_tools("up")
-        async with asyncio.timeout(60):
-            await peer.listening.wait()
+        await soon(peer.listening.wait())
         peer.tools["new"] = {"type": "object"}
         for _ in range(20):
             await peer.announce()

@@ -18,7 +18,7 @@ from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 from gateway.upstream.protocol import Hooks
 from tests.databases import eventually
 from tests.library_peer import library_peer
-from tests.peers import until
+from tests.peers import soon, until
 from tests.peers_mcp import mcp_peer, scripted_peer
 from tests.raising import raises
 from tests.upstream.upstream_doors import (
@@ -45,8 +45,7 @@ class Troubles:
         ups.on_trouble = lambda name, error: self._queue.put_nowait((name, error))
 
     async def next(self) -> tuple[str, str]:
-        async with asyncio.timeout(60):
-            name, error = await self._queue.get()
+        name, error = await soon(self._queue.get())
         return name, error.code
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.library_peer import Era, library_peer
-from tests.peers import until
+from tests.peers import soon, until
 from tests.upstream.upstream_doors import Heard, free_port, http, upstreams
 
 both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
@@ -36,8 +36,7 @@ async def test_several_resources_are_watched_and_let_go_one_by_one(era: Era) -> 
         await ups.list_tools("up")
         for uri in (NEWS, INDEX):
             await ups.subscribe("up", "ann", uri, 60.0)
-        async with asyncio.timeout(60):
-            await peer.listening.wait()
+        await soon(peer.listening.wait())
         for uri in (INDEX, NEWS):
             await peer.tell_updated(uri)
             assert (await heard.next())[1]["uri"] == uri

@@ -18,7 +18,7 @@ import uvloop
 from gateway.errors import UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.upstream.protocol import Hooks
-from tests.peers import until
+from tests.peers import soon, until
 from tests.raising import raises
 from tests.upstream.upstream_doors import (
     QUICK,
@@ -83,8 +83,7 @@ async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_chil
             begun.set()
 
         call = asyncio.create_task(ups.call("up", "slow", {}, Hooks(progress=progress)))
-        async with asyncio.timeout(60):
-            await begun.wait()
+        await soon(begun.wait())
         call.cancel()
         await asyncio.wait([call])
         seen = (await ups.text("seen")).split("\n")
