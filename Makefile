@@ -23,7 +23,7 @@ run: .venv/run
 test: .venv/ready
 	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready tests/console/node_modules/ready || true  # a real OpenID provider, axe-core
 	@$(PY) -m compileall -q gateway tests -x node_modules  # for the processes that tests start
-	$(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/slow
 
 test-slow: .venv/ready
 	$(PY) -m pytest -m "slow or hypothesis" --hypothesis-profile full

@@ -16,7 +16,7 @@ from tests.configs import LOCAL, principal, token_of
 from tests.conftest import GatewayMaker, Running, gateway_on
 
 CHROMIUM = Path("/usr/bin/chromium")
-PATIENCE_MS = 15_000  # a busy machine draws slowly; nothing here waits for time to pass
+PATIENCE_MS = 60_000  # a busy machine draws slowly; nothing here waits for time to pass
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),

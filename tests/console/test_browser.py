@@ -197,7 +197,7 @@ async def test_a_decided_card_says_by_whom_to_everybody_and_the_focus_stays(wind
         ended = f"#{await page.get_attribute(WAITING, 'id')}.ended"
         await page.locator(f"{WAITING} >> text=Approve once").focus()
         await page.keyboard.press("Enter")
-        await asyncio.wait_for(updating, 60)
+        await soon(updating)
         for each in (page, other):
             await expect(each.locator(ended)).to_contain_text("Approved by local here")
         await expect(page.locator(ended)).to_be_focused()
@@ -389,7 +389,7 @@ async def test_everything_works_without_scripts(browser: Browser, module_shop: R
             await api.http.close()
             await page.goto(f"{base}/approvals")
             await page.click(f"{WAITING} >> text=Approve once")
-            await asyncio.wait_for(deleting, 60)
+            await soon(deleting)
             await expect(page.locator(".card.ended").last).to_contain_text("Approved by local here")
         await page.goto(f"{base}/tools")
         await page.select_option("#f-access", "delete")

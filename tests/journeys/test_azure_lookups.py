@@ -70,7 +70,8 @@ async def office(peer: Azure, tmp_path_factory: pytest.TempPathFactory) -> Async
     """One gateway for all tests of this module."""
     file = tmp_path_factory.mktemp("azure") / "config.toml"
     async with gateway_on(file, OPEN + peer.table) as gateway, api(gateway.url) as rest:
-        yield Office(peer, gateway, rest)
+        made = await Office(peer, gateway, rest).has("office365_labelled")
+        yield await made.has("teams_pin_message")
 
 
 VALUES: list[tuple[str, str, dict[str, Any], list[tuple[str, str]]]] = [
@@ -146,7 +147,8 @@ async def test_reading_is_enough_for_what_reads_and_for_nothing_else(
     make_office: OfficeMaker, peer: Azure
 ) -> None:
     settings = principal("reader", access="read-only") + LOCAL
-    reader, before = await make_office(settings=settings, name="reader"), len(peer.invoked)
+    reader = await (await make_office(settings=settings, name="reader")).has("office365_labelled")
+    before = len(peer.invoked)
     label = {"tool": "office365_labelled", "parameter": "label"}
     assert (await reader.own("lookup_values", **label))["values"]
     refused = await reader.own("lookup_values", **label | {"parameter": "stamp"})
