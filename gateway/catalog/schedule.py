@@ -97,7 +97,7 @@ class Schedule:
     async def advise(self) -> None:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
         while True:
-            await asyncio.sleep(REST_SECONDS)  # first: nobody waits for advice at the start
+            await asyncio.sleep(DOUBT_SECONDS)  # first: a gateway that starts has better to do
             for name in list(self.catalog.current.connections):
                 await self._advise_on(name)
 
