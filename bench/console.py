@@ -205,7 +205,6 @@ def pages(tool: str, execution: str, agent: str) -> list[str]:
         f"/executions?since=30d&status=failed&connection={connection}",
         f"/executions?since=30d&principal={agent}&tool={tool}",
         f"/executions?tool={tool}&principal={agent}&status=failed",
-        "/executions?format=json",
         f"/executions/{execution}",
         "/connections",
         "/connections/new",

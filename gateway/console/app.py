@@ -51,7 +51,7 @@ from gateway.limits import (
     MOMENT_SECONDS,
     PING_SECONDS,
 )
-from gateway.store.cluster import current_revision, last_event_id
+from gateway.store.cluster import newest_ids
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
 from gateway.web.guard import (
@@ -343,7 +343,7 @@ class _OpenPage:
         """What a page depends on: while it is the same, nothing is rendered but now and then."""
         backend, told = visit.backend, visit.backend.health.config_problem
         db, (heard, _) = visit.gateway.db, backend.contacts.get(visit.principal.name, (0.0, b""))
-        ledger, stored, news = await last_event_id(db), await current_revision(db), self.feed.news
+        (ledger, stored), news = await newest_ids(db), self.feed.news
         return ledger, visit.snapshot.revision, stored, news, told, heard // MOMENT_SECONDS
 
     async def _parts(self, visit: Visit) -> dict[str, str]:

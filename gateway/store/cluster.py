@@ -68,6 +68,7 @@ def _bump_revision(tx: Connection) -> int:
 
 
 _revision = select(tables.revision.c.value)
+_newest = select(func.max(_signals.c.id)).where(_signals.c.kind.in_(tables.EVENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,14 @@ async def events_after(db: Database, last_id: int) -> list[Signal]:
 
 async def last_event_id(db: Database) -> int:
     """Where a reader begins that wants only what is new."""
-    newest = select(func.max(_signals.c.id)).where(_signals.c.kind.in_(tables.EVENTS))
-    return await db.read(lambda tx: tx.execute(newest).scalar() or 0)
+    return await db.read(lambda tx: tx.execute(_newest).scalar() or 0)
+
+
+async def newest_ids(db: Database) -> tuple[int, int]:
+    """The same, and the revision of what all replicas share, with one look."""
+    both = select(_newest.scalar_subquery(), _revision.scalar_subquery())
+    found = await db.read(lambda tx: tx.execute(both).one())
+    return found[0] or 0, int(found[1])
 
 
 def _signals_after(tx: Connection, last_id: int, *which: ColumnElement[bool]) -> list[Signal]:

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from gateway import __version__
 from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import people_sign_in
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
 from gateway.outbound.certificates import Ends, ending_soon
@@ -143,7 +144,9 @@ class Health:
         states, network = snapshot.connections, snapshot.settings.network
         held, shared = dict[str, int](), dict[str, Credential]()
         try:
-            held, shared = await count_held(db), dict(await self._gateway.keeper.of(""))
+            held = await count_held(db)
+            if any(people_sign_in(state.settings.auth) for state in states.values()):
+                shared = dict(await self._gateway.keeper.of(""))
         except GatewayError as error:
             trouble = error.code
         tables = todo.tls_tables(network.ca_file, {n: s.settings for n, s in states.items()})
