@@ -184,7 +184,9 @@ def draw(
     rows = max(len(clients), len(chosen), len(TOOL_KINDS))
     first = _place(0, [_client_box(*each) for each in clients] or [_NO_CLIENT], rows)
     [gate] = _place(1, [_gate_box(level, waiting, hour.refused)], rows)
-    third = _place(2, [_connection_box(each, hour) for each in chosen] or [_NO_CONNECTION], rows)
+    names = Counter(_label(state) for state in states)
+    connections = [_connection_box(each, hour, names[_label(each)] > 1) for each in chosen]
+    third = _place(2, connections or [_NO_CONNECTION], rows)
     last = _place(3, [_kind_box(kind, tools) for kind in TOOL_KINDS], rows)
     calls = [count for _, count in clients] or [0]
     curves = [_curve(box, gate, count) for box, count in zip(first, calls, strict=True)]
@@ -229,11 +231,16 @@ def _gate_box(level: str, waiting: int, refused: int) -> Box:
     return Box(level, note, "shield-check", tone, href, height=92)
 
 
-def _connection_box(state: ConnectionState, hour: Hour) -> Box:
-    note = f"{plural(len(state.tools), 'tool')} · {plural(hour.by_connection[state.name], 'call')}"
+def _connection_box(state: ConnectionState, hour: Hour, shares_its_name: bool) -> Box:
+    first = state.name if shares_its_name else plural(len(state.tools), "tool")
+    note = f"{first} · {plural(hour.by_connection[state.name], 'call')}"
     tone, href = TONES.get(state.status, ""), f"/console/connections/{state.name}"
-    title = f"{clip(state.display_name, 80)}: {state.status}"
-    return Box(clip(state.display_name, 22), note, "plug", tone, href, title)
+    title = f"{clip(state.display_name, 80)} ({state.name}): {state.status}"
+    return Box(_label(state), note, "plug", tone, href, title)
+
+
+def _label(state: ConnectionState) -> str:
+    return clip(state.display_name, 22)
 
 
 def _kind_box(kind: str, tools: Mapping[str, Tool]) -> Box:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import Response
@@ -50,6 +51,7 @@ async def executions(visit: Visit) -> Response:
         rows,
         filter,
         spans=list(RANGES),
+        times={name: _written(filter[name]) for name in ("from", "to")},
         chart=await _histogram(visit, filter, since, until),
         facets=await _facets(visit, filter),
         most=TABLE_ROWS,
@@ -61,14 +63,26 @@ async def executions(visit: Visit) -> Response:
 
 
 def chosen_time(filter: Filters) -> tuple[float | None, float | None]:
-    """The time an address chooses: the last hour, day …, or from one time to another."""
-    if span := RANGES.get(filter["since"]):
-        return time.time() - span, None
-    since, until = (
-        float(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
-        for text in (filter["from"], filter["to"])
-    )
-    return since, until
+    """The time an address chooses: from one time to another, or the last hour, day …"""
+    since, until = _moment(filter["from"]), _moment(filter["to"])
+    span = RANGES.get(filter["since"])
+    return (time.time() - span, None) if since is until is None and span else (since, until)
+
+
+def _moment(text: str) -> float | None:
+    """A time in seconds, or as a field for a date gives it."""
+    if text.isascii() and text.isdigit() and len(text) < 12:
+        return float(text)
+    try:
+        return max(0.0, datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        return None
+
+
+def _written(text: str) -> str:
+    """The same, as a field for a date takes it."""
+    at = _moment(text)
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 async def _histogram(

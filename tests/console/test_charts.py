@@ -128,7 +128,7 @@ async def test_dragging_over_bars_chooses_their_time_and_without_script_bars_are
             await page.mouse.down()
             await page.mouse.move(box["x"] + box["width"] * (end - 0.01), middle, steps=5)
             await page.mouse.up()
-            await page.wait_for_url(re.compile("from=[0-9]+&to=[0-9]+"))
+            await page.wait_for_url(re.compile("from=[0-9T%A-]+&to=[0-9T%A-]+"))
             await expect(rows).to_have_count(count)
             await expect(page.locator(".chosen")).to_contain_text("UTC")
             await window.open("/executions?since=24h")

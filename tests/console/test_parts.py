@@ -235,6 +235,18 @@ def test_busy_ways_are_thicker_and_broken_ones_show() -> None:
     assert all(re.fullmatch(r"M[\d. ]+C[\d. ]+", curve.path) for curve in picture.curves)
 
 
+def test_connections_of_one_name_are_told_apart() -> None:
+    settings = OpenApiConnection(kind="openapi", spec="{}", display_name="Ledgers")
+    alike = [replace(state(name), settings=settings) for name in ("eu", "us")]
+    picture = draw(sum_hour(COUNTS, []), "Asks", 0, [*alike, state("shop")], {})
+    notes = {box.title: (box.label, box.note) for box in picture.boxes if box.icon == "plug"}
+    assert notes == {
+        "Ledgers (eu): connected": ("Ledgers", "eu · 0 calls"),
+        "Ledgers (us): connected": ("Ledgers", "us · 0 calls"),
+        "shop (shop): connected": ("shop", "0 tools · 99 calls"),
+    }
+
+
 def test_an_empty_gateway_says_what_comes_next() -> None:
     picture = draw(sum_hour([], []), "Asks", 0, [], {})
     assert [box.label for box in picture.boxes] == [

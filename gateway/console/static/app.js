@@ -62,14 +62,21 @@ function toggleTheme() {
 // --- keys ---
 
 let going = false;
+// Single keys can be switched off: those who speak to their machine press them by accident.
+const keysOn = one('#keys-on');
+keysOn.checked = localStorage.getItem('keys') !== 'off';
+keysOn.addEventListener('change', () => localStorage.setItem('keys', keysOn.checked ? 'on' : 'off'));
 document.addEventListener('keydown', event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const tab = event.target.closest?.('[role=tab]');
-  if (tab && ['ArrowRight', 'ArrowLeft'].includes(event.key)) {
-    const next = event.key === 'ArrowRight' ? 'nextElementSibling' : 'previousElementSibling';
-    if (tab[next]) choose(tab[next]);
+  if (tab && ['ArrowRight', 'ArrowLeft', 'Home', 'End'].includes(event.key)) {
+    const tabs = all('[role=tab]', tab.parentElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    choose(step ? tabs.at((tabs.indexOf(tab) + step) % tabs.length) : tabs.at(event.key === 'End' ? -1 : 0));
+    event.preventDefault();
     return;
   }
+  if (!keysOn.checked) return;
   if (event.target.closest?.('input, textarea, select') || one('dialog[open]')) {
     if (event.key === 'Escape' && event.target.matches('[data-search]')) event.target.blur();
     return;
@@ -337,11 +344,20 @@ document.addEventListener('click', event => { if (brush?.moved) event.preventDef
 function chooseTime(chosen) {
   const form = one('#filter');
   if (!chosen.length || !form) return;
-  form.elements.from.value = chosen[0].dataset.from;
-  form.elements.to.value = chosen.at(-1).dataset.to;
+  const written = seconds => new Date(seconds * 1000).toISOString().slice(0, 19);
+  form.elements.from.value = written(chosen[0].dataset.from);
+  form.elements.to.value = written(chosen.at(-1).dataset.to);
   form.elements.since.value = '';
   form.requestSubmit();
 }
+
+// Of two ways to say a time, the last one counts.
+document.addEventListener('input', event => {
+  const { form, name } = event.target;
+  if (form?.id !== 'filter' || !form.elements.from) return;
+  if (name === 'since') form.elements.from.value = form.elements.to.value = '';
+  if (name === 'from' || name === 'to') form.elements.since.value = '';
+}, true);
 
 // --- forms ---
 
