@@ -31,7 +31,7 @@ mode = "oauth"
 {LOCAL}
 [permissions]
 level = "execute_with_confirm"
-timeout_seconds = 120
+timeout_seconds = 900
 tools = {{ demo_add_book = "blocked" }}
 [demo]
 enabled = true
