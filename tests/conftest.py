@@ -35,7 +35,8 @@ register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 
 # Begun first, the longest before others, so that no worker has one left when the rest are done.
-LONG = """test_browser test_accessibility docs/test_snippets held_calls three_replicas overload_clients
+LONG = """test_browser test_accessibility docs/test_snippets held_calls three_replicas
+overload_clients
 journeys/test_approvals test_commands processes test_azure.py test_questions
 overload_upstreams mcp_servers test_workers
 test_cluster test_ledger people_see definition_files test_attacks no_dropped_call
