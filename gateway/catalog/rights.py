@@ -31,6 +31,7 @@ from gateway.config.settings import (
     Role,
     Settings,
     check_whole,
+    key_path,
     untrusted_in_bundles,
 )
 from gateway.errors import Fixable
@@ -208,16 +209,16 @@ def refuse_problems(key: Key, had: PutAccess, has: PutAccess, discreet: bool) ->
     """Refuses a change that leaves something which does not hold, and did before."""
     before = {problem.where for problem in had.problems}
     for problem in has.problems:
-        if discreet and problem.where == _where(key):  # it may name whoever has the same token
+        if discreet and problem.where == where_of(key):  # it may name whoever has the same token
             words = f"{problem.where}: needs a token that nobody has"
             raise Fixable("invalid_arguments", words, "new_token = true makes one.")
-        if problem.where not in before or _at_fault({_where(key): key}, problem.where):
+        if problem.where not in before or _at_fault({where_of(key): key}, problem.where):
             said = f"{problem.where}: {problem.message}"
             raise Fixable("invalid_arguments", said, "Change that first, or both in turn.")
     if had.settings.roles and not has.settings.roles and _names_roles(has.settings):
         raise Fixable(
             "invalid_arguments",
-            f"{_where(key)}: without any role, those who have one would see everything",
+            f"{where_of(key)}: without any role, those who have one would see everything",
             "Keep it, with bundles = [] for instance, or take it from its principals first.",
         )
 
@@ -227,7 +228,7 @@ def _names_roles(settings: Settings) -> bool:
     auth = settings.auth
     rules = {"jwt": auth, "oauth": auth.oauth}.get(auth.mode)
     claimed = rules is not None and rules.role_claim is not None
-    return claimed or any(each.role for each in settings.principals.values())
+    return claimed or any(each.role is not None for each in settings.principals.values())
 
 
 # --- config.toml and the rows together ------------------------------------------------------------
@@ -247,18 +248,18 @@ def combine(
         key = row.kind, row.name
         if is_configured(configured, key):
             words = "config.toml has one of this name, and that counts: delete what was put"
-            problems[_where(key)] = Problem("warning", _where(key), words, configured=True)
+            problems[where_of(key)] = Problem("warning", where_of(key), words, configured=True)
             continue
         try:
             held[key] = MODELS[row.kind].validate_python(row.settings)
         except ValidationError as error:
             wrong = next(describe(error))
-            problems[_where(key)] = _problem(_where(key), f"it gives nothing: {wrong}")
+            problems[where_of(key)] = _problem(where_of(key), f"it gives nothing: {wrong}")
             role = row.settings.get("role")
             role = role if isinstance(role, str) else f"of {row.name}"
             held[key] = _stand_in(row.kind, role, lost)
             unsound.add(key)
-    paths = {_where(key): key for key in held}
+    paths = {where_of(key): key for key in held}
     while True:  # what is left out may be what others name
         whole = _merge(configured, held, lost)
         wrong_at = {
@@ -284,7 +285,8 @@ def _check(
     for name, principal in whole.principals.items():
         # Of the file alone this is no mistake: there, nobody's role says anything.
         if principal.role and not whole.roles and name not in configured.principals:
-            yield f"principals.{name}.role", f"there is no role {principal.role!r}; none is defined"
+            at = key_path("principals", name, "role")
+            yield at, f"there is no role {principal.role!r}; none is defined"
 
 
 def _stand_in(kind: RightKind, role: str | None, lost: dict[str, Role]) -> Any:
@@ -320,13 +322,14 @@ def is_configured(settings: Settings, key: Key) -> bool:
     return name in getattr(settings, f"{kind}s")
 
 
-def _where(key: Key) -> str:
+def where_of(key: Key) -> str:
     """The key path that config.toml would have for it."""
-    return f"{key[0]}s.{key[1].replace('/', '.') if key[0] == 'route' else key[1]}"
+    kind, name = key
+    return key_path(f"{kind}s", *(name.split("/") if kind == "route" else [name]))
 
 
 def _at_fault(paths: Mapping[str, Key], where: str) -> Key | None:
-    """The row that a problem lies in; None: it is config.toml's. Names may have dots in them."""
+    """The row that a problem lies in; None: it is config.toml's. Paths quote dots in names."""
     while where not in paths and "." in where:
         where = where.rpartition(".")[0]
     return paths.get(where)

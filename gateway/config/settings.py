@@ -7,6 +7,7 @@ live and is carried by the snapshot. Cross-checks that need several tables are i
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ Results = Literal["both", "text", "structured"]
 RESTART_TABLES = ("server", "store")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 ADDRESSED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # bundles, workflows, steps
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML takes without quotes
 ADDRESSED_RULE = "a letter or digit, then letters, digits, _, - or ., at most 64 in all"
 _PROXY = re.compile(r"http://(?:\S*@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?/?")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
@@ -339,14 +341,20 @@ def check_whole(settings: Settings) -> list[tuple[str, str]]:
     ]
 
 
+def key_path(*names: str) -> str:
+    """A key as config.toml spells it: quoted where a dot would make it another one."""
+    return ".".join(n if BARE.fullmatch(n) else json.dumps(n, ensure_ascii=False) for n in names)
+
+
 def _names(settings: Settings) -> Wrong:
     for name in settings.connections:
         if not NAME_PATTERN.fullmatch(name):
             yield f"connections.{name}", f"the name must be {NAME_RULE}"
-    addressed = [(f"bundles.{name}", name) for name in settings.bundles]
+    addressed = [(key_path("bundles", name), name) for name in settings.bundles]
     for workflow, roles in settings.routes.items():
-        steps = ((f"routes.{workflow}.{role}.{s}", s) for role in roles for s in roles[role])
-        addressed += [(f"routes.{workflow}", workflow), *steps]
+        at = key_path("routes", workflow)
+        steps = ((f"{at}.{key_path(role, s)}", s) for role in roles for s in roles[role])
+        addressed += [(at, workflow), *steps]
     for where, name in addressed:
         if not ADDRESSED.fullmatch(name):
             yield where, f"{name!r} is part of an address: {ADDRESSED_RULE}"
@@ -374,9 +382,9 @@ def _tokens(settings: Settings) -> Wrong:
     for name, principal in settings.principals.items():
         digest = principal.token_hash
         if digest is None and settings.auth.mode == "tokens":
-            yield f"principals.{name}", "needs token_sha256 (see `gateway token`) or token"
+            yield key_path("principals", name), "needs token_sha256 (see `gateway token`) or token"
         elif digest is not None and seen.setdefault(digest, name) != name:
-            yield f"principals.{name}", f"has the same token as {seen[digest]}"
+            yield key_path("principals", name), f"has the same token as {seen[digest]}"
 
 
 def _front_door(settings: Settings) -> Wrong:
@@ -431,16 +439,19 @@ def is_safe_address(address: str, allow: Sequence[str]) -> bool:
 
 def _roles_and_bundles(settings: Settings) -> Wrong:
     for name, role in settings.roles.items():
-        yield from _unknown(f"roles.{name}.bundles", "bundle", role.bundles, settings.bundles)
+        where = key_path("roles", name, "bundles")
+        yield from _unknown(where, "bundle", role.bundles, settings.bundles)
     for name, principal in settings.principals.items():
         if settings.roles and principal.role:
-            yield from _unknown(f"principals.{name}.role", "role", [principal.role], settings.roles)
+            where = key_path("principals", name, "role")
+            yield from _unknown(where, "role", [principal.role], settings.roles)
     for workflow, roles in settings.routes.items():
         for role_name, steps in roles.items():
-            where = f"routes.{workflow}.{role_name}"
+            where = key_path("routes", workflow, role_name)
             yield from _unknown(where, "role", [role_name], settings.roles)
             for step, bundles in steps.items():
-                yield from _unknown(f"{where}.{step}", "bundle", bundles, settings.bundles)
+                at = f"{where}.{key_path(step)}"
+                yield from _unknown(at, "bundle", bundles, settings.bundles)
 
 
 def _unknown(where: str, noun: str, names: Iterable[str], known: Collection[str]) -> Wrong:
@@ -455,7 +466,10 @@ def untrusted_in_bundles(settings: Settings, untrusted: set[str]) -> Wrong:
     for name, bundle in settings.bundles.items():
         held = ", ".join(sorted(untrusted.intersection(bundle.connections)))
         if held and bundle.mode != "meta":
-            yield f"bundles.{name}.mode", f'must be "meta": {held} is an untrusted connection'
+            yield (
+                key_path("bundles", name, "mode"),
+                f'must be "meta": {held} is an untrusted connection',
+            )
         if held and not bundle.explicit:
             words = f"must name tools, not wildcards alone: {held} is untrusted"
-            yield f"bundles.{name}.allow", words
+            yield key_path("bundles", name, "allow"), words

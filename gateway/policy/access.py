@@ -23,7 +23,7 @@ import msgspec
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
-from gateway.config.settings import Permissions, PrincipalSettings, Settings
+from gateway.config.settings import Permissions, PrincipalSettings, Settings, key_path
 from gateway.errors import GatewayError, InsufficientScope, Refused, UnknownTool
 from gateway.model import Level, Principal, Problem, Tool
 
@@ -250,7 +250,9 @@ def _unmatched_in_bundles(snapshot: Snapshot) -> Iterator[Problem]:
         known = {tool.local_name for state in states if state for tool in state.tools}
         for name in sorted(filter(_is_name, names - known)):
             where = "deny" if name in bundle.deny else "allow"
-            yield _warning(f"bundles.{key}.{where}", f"its connections have no tool {name!r}")
+            yield _warning(
+                key_path("bundles", key, where), f"its connections have no tool {name!r}"
+            )
 
 
 def _is_name(pattern: str) -> bool:
@@ -270,12 +272,12 @@ def _unmatched_connections(snapshot: Snapshot) -> Iterator[Problem]:
     if settings.azure is not None:
         return  # its connections come and go
     named = [
-        (f"principals.{who}.connections", name)
+        (key_path("principals", who, "connections"), name)
         for who, principal in settings.principals.items()
         for name in principal.connections
     ]
     named += [
-        (f"bundles.{key}.connections", name)
+        (key_path("bundles", key, "connections"), name)
         for key, bundle in settings.bundles.items()
         for name in bundle.connections
     ]

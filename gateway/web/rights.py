@@ -17,7 +17,7 @@ from typing import Any, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.catalog.rights import Key, PlannedChange, as_put, is_configured, untrusted
+from gateway.catalog.rights import Key, PlannedChange, as_put, is_configured, untrusted, where_of
 from gateway.catalog.snapshot import PutAccess, Snapshot
 from gateway.config.settings import Settings, new_token
 from gateway.errors import Fixable, NotFound, Refused
@@ -106,7 +106,7 @@ def _item(put: PutAccess, key: Key) -> Shown:
     row, owned = _row(put, key), is_configured(put.configured, key)
     said = _written(put.configured, key) if owned else dict(row.settings) if row else {}
     workflow, _, role = name.partition("/")
-    where = f"{kind}s.{name.replace('/', '.') if kind == 'route' else name}"
+    where = where_of(key)
     problems = [each for each in put.problems if f"{each.where}.".startswith(f"{where}.")]
     found: Shown = {
         "name": name,

@@ -49,16 +49,17 @@ def test_what_holds_stands_beside_the_file_in_whatever_order_it_was_put() -> Non
     ("text", "rows", "problem"),
     [
         (WITH_ROLE, [put("role", "clerk")], "roles.clerk: config.toml has one of this name"),
-        (ROOT, [put("bundle", "a/b", connections=["x"])], "bundles.a/b: 'a/b' is part of an"),
+        (ROOT, [put("bundle", "a/b", connections=["x"])], "bundles.\"a/b\": 'a/b' is part"),
         (ROOT, [put("role", "boss", bundles=["x"])], "roles.boss.bundles: there is no bundle 'x'"),
         (ROOT, [put("route", "w/boss", s=[])], "routes.w.boss: there is no role 'boss'"),
         (
             ROOT,
             [put("principal", "a.b", role="x", token_sha256=HASH)],
-            "principals.a.b.role: there",
+            'principals."a.b".role: there',
         ),
         (ROOT, [put("principal", "agent")], "principals.agent: needs token_sha256"),
         (ROOT, [AGENT], "principals.agent.role: there is no role 'clerk'; none is defined"),
+        (ROOT, [put("principal", "ann.b@c")], 'principals."ann.b@c": needs token_sha256'),
         (
             WITH_ROLE,
             [put("principal", "x", colour=1)],
@@ -97,6 +98,7 @@ def test_of_two_with_one_token_only_the_first_has_it_and_the_file_comes_first() 
     "rows",
     [
         (AGENT,),  # the role was in the file, which has lost it
+        (AGENT, put("principal", "agent.role", token_sha256="cd" * 32)),  # no key of the agent's
         (AGENT, put("role", "clerk", bundles=["gone"])),
         (
             AGENT,
