@@ -73,13 +73,21 @@ def ordered(tasks: Iterable[Task]) -> list[Task]:
 
 
 def concerning(tasks: Iterable[Task], snapshot: Snapshot, principal: Principal) -> list[Task]:
-    """Those that a principal may know of: admins the gateway's, everyone their connections'."""
+    """Those that a principal may know of: admins the gateway's, everyone their connections'.
+
+    What is written of others is named in the gateway's own: no admin of an organization reads that.
+    """
     known = {name for name, state in snapshot.connections.items() if may_know(principal, state)}
     for_all = ("connection", "credential")
+    own = principal.admin and principal.organization is None
     return [
         task
         for task in tasks
-        if (task.connection in known if task.connection else principal.admin)
+        if (
+            task.connection in known
+            if task.connection
+            else own or task.kind in ("approval", "store")
+        )
         and (principal.admin or (task.kind in for_all and task.severity == "error"))
     ]
 

@@ -30,9 +30,9 @@ from gateway.config.connection import people_sign_in
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
 from gateway.outbound.certificates import Ends, ending_soon
-from gateway.policy.access import configuration_problems, level, may_know
+from gateway.policy.access import configuration_problems, level, may_know, oversees
 from gateway.policy.view import view
-from gateway.store.approvals import count_waiting, get_approvals
+from gateway.store.approvals import count_waiting, get_approvals, list_open
 from gateway.store.catalog import count_held
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions
@@ -184,10 +184,11 @@ class Health:
 
     async def _todo(self, principal: Principal) -> dict[str, Any]:
         try:
-            waiting = await count_waiting(self._gateway.db, time.time())
+            waiting = await list_open(self._gateway.db, time.time())
         except GatewayError:
-            waiting = 0
-        return {"todo": [task.shown() for task in await self.tasks(principal, waiting)]}
+            waiting = []
+        mine = [w for w in waiting if oversees(self._gateway.snapshot, principal, w.connection)]
+        return {"todo": [task.shown() for task in await self.tasks(principal, len(mine))]}
 
     def _details(
         self, snapshot: Snapshot, principal: Principal | None, problems: Iterable[Problem]
@@ -204,7 +205,7 @@ class Health:
             "connections": rows,
             "connections_by_status": Tally(state.status for state in states),
         }
-        if not principal.admin:
+        if not principal.admin or principal.organization is not None:
             return shown | {"left_out": "problems, and connections of others: admins see them"}
         told = [each.shown() for each in problems]
         return shown | {"config_problem": self.config_problem, "problems": told}

@@ -15,11 +15,12 @@ from tests.peers import provider
 CONFIG = (
     table("demo", enabled=True)
     + principal("ann", admin=True, organization="acme")
-    + principal("bob")
+    + principal("root", admin=True)
+    + principal("bob", connections={"gone": "read-only"})
     + table("connections.secret", kind="manifest", manifest="lever", organization="acme")
     + LOCAL
 )
-SEEN = {"ann": ["demo", "secret"], "bob": ["demo"]}
+SEEN = {"root": ["demo", "secret"], "ann": ["demo", "secret"], "bob": ["demo"]}
 
 
 async def test_connections_are_named_only_to_those_who_may_know_them(
@@ -32,7 +33,9 @@ async def test_connections_are_named_only_to_those_who_may_know_them(
         assert report["status"] == "ok"
         assert report["connections_by_status"] == {"connected": len(seen)}
         assert sorted(row["name"] for row in report["connections"]) == seen
-        assert ("problems" in report, "left_out" in report) == (who == "ann", who != "ann")
+        assert ("problems" in report, "left_out" in report) == (who == "root", who != "root")
+        # What is written of others is theirs, and for admins of no organization to mend.
+        assert ("principals.bob" in str(report)) == (who == "root")
 
 
 async def test_a_stranger_hears_the_status_and_that_the_rest_is_left_out(
