@@ -128,6 +128,8 @@ def header_of(text: str) -> tuple[str, str]:
 def refuse_missing(what: str) -> None:
     """Raises ConfigInvalid for a file that is not there, with the one that may be meant."""
     path = Path(what)
+    if what.encode(errors="ignore").decode() != what:  # config.toml could not name it
+        raise ConfigInvalid([f"{ascii(what)}: the name is not UTF-8; give the file another one"])
     if is_url(what) or what in BUILTIN or (path.is_file() and os.access(path, os.R_OK)):
         return
     if path.is_file():

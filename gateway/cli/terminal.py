@@ -207,7 +207,7 @@ def span(seconds: float) -> str:
 @contextmanager
 def working(words: str) -> Iterator[None]:
     """A spinner on a terminal while something takes longer than one likes to look at nothing."""
-    status = console_of(stderr=True).status(words)
+    status = console_of(stderr=True).status(Text(plain(words)))  # no markup: names have brackets
     timer = threading.Timer(MOMENT_SECONDS / 2, status.start if sys.stderr.isatty() else int)
     timer.daemon = True
     timer.start()

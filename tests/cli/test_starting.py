@@ -135,6 +135,11 @@ async def test_an_empty_folder_has_the_demo_and_follows_the_file_that_is_made(
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a misspelt file": (("shpo.json",), 2, "no such file; did you mean shop.json?"),
     "a folder": (("..",), 2, "is a folder"),
+    "a name that is no text": (
+        ("sh\udcffop.json",),
+        2,
+        "'sh\\udcffop.json': the name is not UTF-8",
+    ),
     "no definition": (("notes.txt",), 1, "not an OpenAPI definition"),
     "nobody there": (("http://127.0.0.1:1/openapi.json",), 1, "refused"),
     "a variable that is not set": (("shop.json", "--bearer-env", "NO_SUCH"), 2, "NO_SUCH is not"),

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from gateway.cli.manage import Status
+from gateway.cli.terminal import working
 from gateway.store.tables import ExecutionStatus
 from tests.callers import api
 from tests.certificates import authority
@@ -238,3 +239,8 @@ async def test_what_takes_a_while_spins_on_a_terminal_alone() -> None:
         answered.set()
         assert await terminal.end() == 0
         assert terminal.lines[-2].endswith("shows what became of others.")
+
+
+def test_a_name_in_brackets_is_a_name_to_a_spinner() -> None:
+    with working("Reading specs[/shop].yaml"):
+        pass
