@@ -63,6 +63,8 @@ def make_environment(version: str, python: Path) -> Path:
         subprocess.run((python, "-m", "venv", "--clear", folder), check=True)
         pip = (own, "-m", "pip", "install", "-qq", "--disable-pip-version-check")
         subprocess.run((*pip, "-c", "constraints.txt", *needed(), *TOOLS), cwd=ROOT, check=True)
+        [libraries] = folder.glob("lib/python*/site-packages")
+        (libraries / "source.pth").write_text(str(ROOT), "utf-8")  # for the processes of tests
         done.write_text(wanted, "utf-8")
     return own
 
