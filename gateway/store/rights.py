@@ -69,6 +69,8 @@ async def change_right(
         else:
             if unused and old is None:
                 _refuse_used(tx, name)
+            if token_of(old) not in (None, token_of(new)):
+                _end_grants(tx, name, now)  # whoever had the token may have let clients in by it
             if by != name and token_of(new) not in (None, token_of(old)):
                 _forget_given(tx, name)
             upsert(tx, _rights, values(new))
@@ -103,8 +105,12 @@ def _delete(tx: Connection, kind: str, name: str, now: float) -> None:
     tx.execute(delete(_rights).filter_by(kind=kind, name=name))
     if kind == "principal":
         tx.execute(delete(tables.choices).filter_by(principal=name))
-        revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
+        _end_grants(tx, name, now)
         _forget_given(tx, name)
+
+
+def _end_grants(tx: Connection, name: str, now: float) -> None:
+    revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
 
 
 def token_of(row: PutRight | None) -> str | None:
@@ -113,11 +119,12 @@ def token_of(row: PutRight | None) -> str | None:
 
 
 def _forget_given(tx: Connection, name: str) -> None:
-    """Forgets what a principal signed in to and had allowed.
+    """Forgets what a principal signed in to, and what and whom it had allowed.
 
     Whoever gave it another token could use that, and nobody uses what another person gave.
     """
-    tx.execute(delete(tables.standing_grants).filter_by(principal=name))
+    for table in (tables.standing_grants, tables.oauth_consents):
+        tx.execute(delete(table).filter_by(principal=name))
     delete_credentials_in(tx, owner=name)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Running, gateway_on
 from tests.oauth.conftest import NewPerson
-from tests.oauth.people import OAUTH, Kept, Person, Program, sdk_auth, sdk_client
+from tests.oauth.people import OAUTH, TOKENS, Kept, Person, Program, sdk_auth, sdk_client
 
 
 @pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
@@ -150,3 +150,25 @@ async def test_too_many_requests_of_one_address_are_put_off(lone_program: Progra
         link = f"{lone_program.url}/oauth/authorize"
         statuses = [(await http.get(link)).status for _ in range(601)]
     assert set(statuses[:600]) == {400} and statuses[600] == 429
+
+
+async def test_a_replaced_token_ends_what_clients_were_let_in_for_by_it(
+    gateway: Running, program: Program
+) -> None:
+    async def token_of_guest() -> str:
+        """A new one, as after the old one fell into wrong hands, or the name went to another."""
+        address, root = "/api/v1/principals/guest", {"authorization": f"Bearer {TOKENS['root']}"}
+        made = await program.http.put(address, json={"new_token": True}, headers=root)
+        return str(made.json()["token"])
+
+    first = Person(gateway.url, await token_of_guest())
+    async with first.http:
+        given = await program.sign_in(first)
+        assert await program.status(given["access_token"]) == 200
+        second = Person(gateway.url, await token_of_guest())
+        assert await program.is_locked_out(given["access_token"])
+        assert (await program.refresh(given["refresh_token"])).json()["error"] == "invalid_grant"
+    async with second.http:
+        newer = await program.sign_in(second)
+        assert second.questions == 1  # what the other one allowed is not theirs
+        assert await program.status(newer["access_token"]) == 200
