@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -160,8 +160,9 @@ class GatewayServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._ending is None:
-            print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
             self.stop()
+            with suppress(OSError):  # whoever read this may be gone
+                print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
         elif sig in self._at_once:
             self.force_exit = self.should_exit = True
             self._ending.cancel()

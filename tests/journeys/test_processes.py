@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -136,6 +137,21 @@ async def test_workers_end_with_a_parent_that_is_killed_while_they_start(tmp_pat
     parent.kill()
     await parent.wait()
     await until(lambda: not any(map(lives, workers)), SOON_SECONDS)
+
+
+async def test_a_gateway_whose_log_nobody_reads_any_more_ends_when_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(OPEN, encoding="utf-8")
+    reading, writing = os.pipe()
+    process = ForkedGateway(("serve", "--port", "0"), writing, writing, tmp_path)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as said:
+        await asyncio.to_thread(lambda: next(line for line in said if b"Console:" in line))
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(SOON_SECONDS):
+        assert await process.wait() == 0
 
 
 async def test_paths_of_a_stdio_server_count_from_the_folder_of_the_configuration(
