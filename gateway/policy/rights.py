@@ -52,5 +52,6 @@ def _refuse_beyond(me: Principal, kind: str, name: str, before: Settings, after:
 def people_are_claimed(settings: Settings) -> bool:
     """Whether principals may be people whom nobody put here: a row would change who they are."""
     auth = settings.auth
-    by_provider = auth.oauth is not None and auth.oauth.sign_in == "oidc"
-    return auth.mode == "jwt" or (auth.mode == "oauth" and by_provider)
+    oauth = auth.oauth if auth.mode == "oauth" else None
+    vouched = oauth is not None and (oauth.sign_in == "oidc" or oauth.enterprise is not None)
+    return auth.mode == "jwt" or vouched
