@@ -142,6 +142,11 @@ def refuse_missing(what: str) -> None:
     raise ConfigInvalid([f"{what}: there is no such file{meant}"])
 
 
+def without_secrets(what: str) -> str:
+    """What was named, without what may prove who asks: what is said here ends up in logs."""
+    return re.sub(r"//[^/?#]*@", "//", what.split("?")[0]) if is_url(what) else what
+
+
 def kind_by_name(what: str) -> str | None:
     """The kind of what is named; None: only asking tells whether it is a definition or a server."""
     if not is_url(what):

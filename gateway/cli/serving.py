@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.cli.named import NamedApi, Options, free_name
+from gateway.cli.named import NamedApi, Options, free_name, without_secrets
 from gateway.cli.remote import Remote, carry
 from gateway.cli.terminal import Tell, note, show_progress, working
 from gateway.config.reading import Adjust, read_settings, refuse_parts, settings_of
@@ -103,7 +103,7 @@ async def _name_apis(specs: Sequence[str], options: Options, ground: Ground) -> 
         name = free_name(what, taken)
         taken.add(name)
         apis.append(await options.read(what, ground.settings, folder, name))
-        note(f"Serving {what} as {name}")
+        note(f"Serving {without_secrets(what)} as {name}")
     if not ground.watched:
         note("Nothing is kept when this ends; `gateway add SPEC` puts one into config.toml.")
     return apis

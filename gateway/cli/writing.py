@@ -18,14 +18,23 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import tomlkit
 import typer
 
+from gateway.catalog.discover import is_url
 from gateway.cli.connect import write_whole
 from gateway.cli.inspect import preview_connection, print_preview
-from gateway.cli.named import LOOPBACK, NamedApi, Options, connection_of, free_name, header_of
+from gateway.cli.named import (
+    LOOPBACK,
+    NamedApi,
+    Options,
+    connection_of,
+    free_name,
+    header_of,
+    without_secrets,
+)
 from gateway.cli.terminal import fail, note, show_json, working
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
 from gateway.config.reading import VARIABLE, parse_settings
@@ -145,10 +154,12 @@ def _preview(
         raise ConfigInvalid(
             [f"{config}: connections.{name}: is there already; give another --name"]
         )
-    for header, value in map(header_of, options.headers):
-        if SECRET_NAME.search(header) and not VARIABLE.search(value):
-            words = f"secrets are not written down; say '{header}=${{VARIABLE}}', quoted like this"
-            raise ConfigInvalid([f"--header: {words}"])
+    asked = parse_qsl(urlsplit(what).query) if is_url(what) else []
+    said = [("--header", *header_of(each)) for each in options.headers]
+    for where, key, value in (*said, *(("the query", *each) for each in asked)):
+        if SECRET_NAME.search(key) and not VARIABLE.search(value):
+            words = f"secrets are not written down; say '{key}=${{VARIABLE}}', quoted like this"
+            raise ConfigInvalid([f"{where}: {words}"])
     folder = config.resolve().parent
 
     async def look() -> tuple[NamedApi, dict[str, Any]]:
@@ -157,7 +168,7 @@ def _preview(
         connection = connection_of(api.table, environment)
         return api, await preview_connection(api.name, connection, settings, folder)
 
-    with working(f"Reading {what}"):
+    with working(f"Reading {without_secrets(what)}"):
         api, found = asyncio.run(look())
     if _is_local(found.get("base_url") or ""):
         allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))

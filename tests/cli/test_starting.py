@@ -221,6 +221,15 @@ async def test_a_connection_is_added_and_every_line_of_the_file_stays(folder: Pa
     assert settings.network.allow == ("10.0.0.0/8", "127.0.0.1/32", "::1/128")
 
 
+async def test_secrets_in_an_address_are_neither_said_nor_written_down(folder: Path) -> None:
+    secret = "http://me:sesame@127.0.0.1:1/openapi.json?api_key=sesame"
+    code, _, said = await gateway_command("serve", "--port", "0", secret, cwd=folder)
+    assert code == 1 and "Serving http://127.0.0.1:1/openapi.json as api" in said
+    code, out, err = await gateway_command("add", secret, "--yes", cwd=folder)
+    assert code == 2 and "say 'api_key=${VARIABLE}'" in err
+    assert "sesame" not in said + out + err and os.listdir(folder) == []
+
+
 @pytest.mark.parametrize(
     ("text", "words", "code", "said"),
     [
