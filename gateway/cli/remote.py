@@ -430,9 +430,12 @@ class Bridge:
         if not line.strip():
             return None
         try:
-            message: dict[str, Any] = orjson.loads(line)
+            message = orjson.loads(line)
         except orjson.JSONDecodeError:
             self._write_error(None, -32700, "Parse error")
+            return None
+        if not isinstance(message, dict):
+            self._write_error(None, -32600, "Invalid Request: a line must be a JSON-RPC object")
             return None
         return message
 

@@ -96,9 +96,10 @@ async def test_nothing_but_messages_is_on_standard_output_and_the_end_of_input_i
     hello |= {"clientInfo": {"name": "plain", "version": "1"}}
     asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
     async with asyncio.timeout(60):
-        out, err = await process.communicate(orjson.dumps(asked) + b"\nnot JSON\n")
+        wrong = b"not JSON\n[]\n7\n"  # and none of it ends what comes after
+        out, err = await process.communicate(wrong + orjson.dumps(asked) + b"\n")
     answers = [orjson.loads(line) for line in out.splitlines()]
-    assert {answer["id"] for answer in answers} == {1, None}
+    assert [answer["id"] for answer in answers] == [None, None, None, 1]
     assert process.returncode == 0, err
     assert os.listdir(folder) == []
 
