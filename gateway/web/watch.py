@@ -108,7 +108,8 @@ class Health:
         figures |= {"pending_approvals": waiting, **self._figures()}
         statuses = (state.status for state in snapshot.connections.values())
         principal = await self._principal(request)
-        named = principal is not None and principal.admin
+        # Names are of every organization's connections.
+        named = principal is not None and principal.admin and principal.organization is None
         shown = self.metrics.text(statuses, unknown, figures, named=named)
         return Response(shown, media_type=PROMETHEUS)
 
