@@ -69,7 +69,8 @@ def call_tool(
     """
     given = {"name": name, "arguments": parse_arguments(arguments or [])}
     with _waiting(gateway) as hear:
-        answer = gateway.mcp("tools/call", given, name, hear)
+        # A client of its own, which never lists: whoever types a name holds no old list.
+        answer = gateway.mcp("tools/call", given, name, hear, f"{CLIENT}-call")
     if error := answer.get("error"):
         fail(error.get("message", "the call was refused") + _suggestion(gateway, name, error))
     result = answer["result"]

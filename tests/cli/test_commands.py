@@ -64,9 +64,12 @@ async def test_what_there_is_is_listed_and_ids_are_never_cut(demo: Running) -> N
 
 
 async def test_a_connection_is_put_refreshed_and_deleted(demo: Running) -> None:
+    await run(demo, "tools")
     async with provider() as peer:
         put = await run(demo, "connections", "put", "shop", "kind=openapi", f"spec={peer.spec}")
         assert put == "shop: connected (1 added)\n"
+        called = await run(demo, "call", "demo_get_book", "id=3")
+        assert "list_dynamic_tools" not in called  # that is for models, which hold a list
         refreshed = await run(demo, "connections", "refresh", "shop")
         assert refreshed == "shop: connected (nothing changed)\n"
         peer.raw = b"{"
