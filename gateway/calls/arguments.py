@@ -347,9 +347,33 @@ def _worded(error: ValidationError, schema: Any) -> Iterator[dict[str, str]]:
     elif isinstance(kind, ValidationErrorKind.UnevaluatedProperties):
         for name in kind.as_dict()["unexpected"]:
             yield {"path": _pointer([*path, name]), "message": _unknown(None)}
+    elif (said := _in_words(error, schema)) is not None:
+        yield {"path": _pointer(path), "message": cut(said, MAX_QUOTE_CHARS)}
     else:
         words = error.message.replace(_MASK, _value(error), 1)
         yield {"path": _pointer(path), "message": cut(words, MAX_QUOTE_CHARS)}
+
+
+def _in_words(error: ValidationError, schema: Any) -> str | None:
+    """What to change, where the check itself can only tell of schemas; None where it tells more."""
+    kind, around = error.kind, _around(schema, error)
+    if isinstance(kind, ValidationErrorKind.FalseSchema):
+        return "is not allowed here: leave it out"
+    if isinstance(kind, ValidationErrorKind.PropertyNames):
+        return f"no property may have this name: {error.message.replace(_MASK, 'it', 1)}"
+    if isinstance(kind, ValidationErrorKind.Contains):
+        return f"lacks an item that must be there{_of_type(around.get('contains'))}"
+    if not isinstance(kind, ValidationErrorKind.Not):
+        return None
+    ruled_out = around.get("not")
+    if isinstance(ruled_out, dict) and (names := list_in(ruled_out, "required")):
+        return f"can't have {' together with '.join(map(str, names))}"
+    return f"{_value(error)} is ruled out{_of_type(ruled_out)}: it must be another value"
+
+
+def _of_type(schema: Any) -> str:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    return f" (of type {kind})" if isinstance(kind, str) else ""
 
 
 def _closest(
