@@ -1,9 +1,11 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
+PYTEST := $(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+AXE := tests/console/test_accessibility.py
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
-.PHONY: run test pythons test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
+.PHONY: run test accessibility pythons test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
 
 # What running needs; `.venv/ready` has the developers' tools too.
 .venv/run: pyproject.toml constraints.txt
@@ -21,9 +23,13 @@ run: .venv/run
 	.venv/bin/gateway serve --config config.toml
 
 test: .venv/ready
-	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready tests/console/node_modules/ready || true  # a real OpenID provider, axe-core
+	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready || true  # a real OpenID provider
 	@$(PY) -m compileall -q gateway tests -x node_modules  # for the processes that tests start
-	$(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/slow
+	$(PYTEST) --ignore tests/slow --ignore tests/docs --ignore $(AXE)
+
+# axe-core (from npm) on every page of the console, in both themes and at both sizes.
+accessibility: .venv/ready tests/console/node_modules/ready
+	$(PY) -m pytest $(AXE)
 
 test-slow: .venv/ready
 	$(PY) -m pytest -m "slow or hypothesis" --hypothesis-profile full
@@ -76,8 +82,11 @@ screenshots: .venv/ready
 	$(PY) -m tests.console.screenshots
 
 # The documentation as a site, in out/site; a broken link fails (not with --quiet, which hides
-# warnings from --strict), and so does anything that a page would ask another host for.
+# warnings from --strict), and so does anything that a page would ask another host for. Every command
+# and snippet of it is run.
 docs: .venv/docs
+	@$(PY) -m compileall -q gateway tests -x node_modules
+	$(PYTEST) tests/docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@! grep -rlE '<(script|link|img|iframe)[^>]* (src|href)="?https?:' out/site --include='*.html'
 	@echo "The documentation is in out/site: open out/site/index.html"
