@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules 
 .venv/run: pyproject.toml constraints.txt
 	@echo "Setting up .venv, which takes half a minute the first time"
 	@python3 -m venv .venv
-	@$(PIP) -e .
+	@$(PIP) --no-compile -e .  # modules are compiled as they are first loaded
 	@touch .venv/run
 
 .venv/ready: .venv/run
