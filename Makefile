@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules 
 
 # What running needs; `.venv/ready` has the developers' tools too.
 .venv/run: pyproject.toml constraints.txt
-	@echo "Setting up .venv, which takes half a minute the first time"
+	@echo "Setting up .venv, which takes up to a minute the first time"
 	@python3 -m venv .venv
 	@$(PIP) --no-compile -e .  # modules are compiled as they are first loaded
 	@touch .venv/run

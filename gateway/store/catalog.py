@@ -25,7 +25,7 @@ from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import MAX_OPERATIONS, STORE_ROWS
 from gateway.model import Found, Level, Problem, RawDefinition, decode_build, encode_build
 from gateway.store import tables
-from gateway.store.cluster import current_revision, write_revision
+from gateway.store.cluster import current_revision, refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, insert_new, many, one, upsert, values
 from gateway.store.secrets import Seal
@@ -203,13 +203,7 @@ def _keep_former(tx: Connection, renamed: Sequence[FormerName]) -> None:
 
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
     held = tx.execute(select(_connections.c.revision).filter_by(name=name)).scalar() or 0
-    if expected not in (None, held):
-        raise Fixable(
-            "precondition",
-            f"The connection {name} was changed meanwhile.",
-            "Read it again and repeat the change on what it is now.",
-            revision=held,
-        )
+    refuse_stale(f"connection {name}", held, expected)
 
 
 def _row(name: str, found: Found) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from gateway import limits
-from gateway.errors import GatewayError
+from gateway.errors import Fixable, GatewayError
 from gateway.model import new_id
 from gateway.store import tables
 from gateway.store.database import Database, alive, insert_new, many, signal, upsert
@@ -57,6 +57,17 @@ async def write_revision(db: Database, unit: Callable[[Connection, int], T]) -> 
     Such units happen one after the other, in all processes.
     """
     return await db.write(lambda tx: unit(tx, _bump_revision(tx)), REVISION_LOCK)
+
+
+def refuse_stale(what: str, held: int, expected: int | None) -> None:
+    """Refuses a change of something that has another revision by now than its author expects."""
+    if expected not in (None, held):
+        raise Fixable(
+            "precondition",
+            f"The {what} was changed meanwhile.",
+            "Read it again and repeat the change on what it is now.",
+            revision=held,
+        )
 
 
 def _bump_revision(tx: Connection) -> int:

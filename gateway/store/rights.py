@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, select
 from gateway.errors import Fixable, NotFound
 from gateway.limits import STORE_MANY_ROWS
 from gateway.store import tables
-from gateway.store.cluster import write_revision
+from gateway.store.cluster import refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, many, upsert, values
 from gateway.store.oauth import revoke_grants_in
@@ -60,7 +60,7 @@ async def change_right(
     def unit(tx: Connection, revision: int) -> tuple[Rows, int]:
         before = _all(tx)
         old = next((each for each in before if (each.kind, each.name) == (kind, name)), None)
-        _check_revision(kind, name, old, expected)
+        refuse_stale(f"{kind} {name}", old.revision if old else 0, expected)
         new = PutRight(kind, name, make(old), revision, now, by) if make else None
         after = with_right(before, kind, name, new)
         judge(before, after)
@@ -87,17 +87,6 @@ def with_right(rows: Rows, kind: RightKind, name: str, new: PutRight | None) -> 
     if new is not None and len(others) >= STORE_MANY_ROWS:
         raise Fixable("invalid_arguments", f"there are {len(rows)} already", "Delete some.")
     return others if new is None else (*others, new)
-
-
-def _check_revision(kind: str, name: str, old: PutRight | None, expected: int | None) -> None:
-    held = old.revision if old else 0
-    if expected not in (None, held):
-        raise Fixable(
-            "precondition",
-            f"The {kind} {name} was changed meanwhile.",
-            "Read it again and repeat the change on what it is now.",
-            revision=held,
-        )
 
 
 def _delete(tx: Connection, kind: str, name: str, now: float) -> None:

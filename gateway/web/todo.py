@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -30,13 +30,13 @@ from gateway.store.tables import Credential
 Kind = Literal[
     "store", "approval", "configuration", "connection", "credential", "certificate", "change"
 ]
-URGENCY: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]  # of two that are as bad
+URGENCY: tuple[Kind, ...] = get_args(Kind)  # of two that are as bad
 # What settings make up for, by where a definition lacks it.
 STEPS = {"servers": "Give base_url", "security": "Give credentials", "auth": "Sign in"}
 # Names that RFC 2606 keeps from ever being anybody's, and what people write instead of theirs.
 _PLACEHOLDER = re.compile(
     r"(^|\.)(example(\.(com|org|net))?|invalid)$"
-    r"|(^|[.-])(your|my)-?(api|app|company|domain|host|instance|org|server|tenant)([.-]|$)"
+    r"|(^|[.-])your-?(api|app|company|domain|host|instance|org|server|tenant)([.-]|$)"
 )
 NOT_SECRET = frozenset(("type", "per", "grant", "scopes", "password"))
 
