@@ -31,14 +31,14 @@ from gateway.store.tables import Replica
 from gateway.system import is_running
 
 _replicas = tables.replicas
+LOADED_AT = time.time()  # a process that has our number and began before this has ended
 
 log = structlog.get_logger("gateway.store")
 
 
 def this_replica() -> Replica:
     """This process, as the store knows it."""
-    now = time.time()
-    return Replica(new_id(now), this_host(), os.getpid(), now)
+    return Replica(new_id(now := time.time()), this_host(), os.getpid(), now)
 
 
 async def beat(db: Database, replica: Replica) -> None:
@@ -59,8 +59,8 @@ async def leave(db: Database, replica_id: str) -> None:
 
 async def bury_the_dead(db: Database, us: Replica) -> list[str]:
     """Removes earlier processes of this host that no longer run, without waiting for silence."""
-    here = (_replicas.c.host == us.host) & (_replicas.c.id != us.id)
-    found = await db.read(lambda tx: tx.execute(select(_replicas).where(here)).all())
+    earlier = (_replicas.c.host == us.host) & (_replicas.c.started_at < LOADED_AT)
+    found = await db.read(lambda tx: tx.execute(select(_replicas).where(earlier)).all())
     dead = [each.id for each in found if each.pid == us.pid or not is_running(each.pid)]
     for id in dead:
         await leave(db, id)

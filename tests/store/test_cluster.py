@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -37,7 +38,7 @@ from tests.peers import soon
 from tests.store.rows import approval, execution
 from tests.store.test_ledger import silence
 
-US = Replica("us", this_host(), os.getpid(), 1.0)
+US = Replica("us", this_host(), os.getpid(), time.time())
 
 Heard = tuple[str, str]
 KINDS = ("cancel", "confirmation", "session_ended", "answered", RECONNECTED)
@@ -236,13 +237,14 @@ async def test_dead_processes_of_this_host_need_not_be_waited_for(db: Database) 
         US,
         Replica("ended", this_host(), ended.pid, 0.0),
         Replica("had our number", this_host(), os.getpid(), 0.0),
+        Replica("beside us", this_host(), os.getpid(), time.time()),
         Replica("runs", this_host(), os.getppid(), 0.0),
         Replica("elsewhere", "another host", ended.pid, 0.0),
     ):
         await beat(db, replica)
 
     assert sorted(await bury_the_dead(db, US)) == ["ended", "had our number"]
-    assert sorted(await living(db)) == ["elsewhere", "runs", "us"]
+    assert sorted(await living(db)) == ["beside us", "elsewhere", "runs", "us"]
 
 
 async def test_two_processes_together_take_no_more_than_is_allowed(
