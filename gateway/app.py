@@ -88,6 +88,7 @@ class Place:
     port: int
     adjust: Adjust | None = _as_written  # what stands over the file; None: it is not watched
     needed: Collection[str] = ()  # connections without which there is nothing to serve
+    readers: Callable[[], AbstractAsyncContextManager[Workers]] = Workers  # of definitions
 
     @property
     def own_url(self) -> str:
@@ -234,7 +235,7 @@ class Assembly:
         """What reaches APIs and servers, and the processes that read what they answer."""
         self.egress = await self._enter(Egress(**self.settings.network.rules, folder=self.folder))
         self.own_egress = await self._enter(Egress([self.place.host]))
-        self.workers = await self._enter(Workers())
+        self.workers = await self._enter(self.place.readers())
         self.replica = this_replica()
         self.keeper = Keeper(
             *(self.db, self.seal, self.signals, self.egress),
@@ -346,8 +347,7 @@ class Assembly:
         others += connect.routes()
         self._follow_people(identity)
         rest = http_app(gateway, identity, others)
-        ways_in = (mcp, health, identity, rules, bookshop(), rest, console)
-        return App(gateway, *ways_in)
+        return App(gateway, mcp, health, identity, rules, bookshop(), rest, console)
 
     def _follow_settings(self, identity: Identity) -> None:
         """Has identity change with policy: no request comes between the swap and this."""

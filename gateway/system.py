@@ -26,7 +26,7 @@ def _find(name: str) -> Any:
         return None
 
 
-uvloop, fcntl, resource = map(_find, ("uvloop", "fcntl", "resource"))
+fcntl, resource = map(_find, ("fcntl", "resource"))
 
 
 def signal_number(name: str) -> int:
@@ -36,7 +36,7 @@ def signal_number(name: str) -> int:
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
     """Runs to the end, on the faster event loop where there is one."""
-    (uvloop or asyncio).run(main)
+    (_find("uvloop") or asyncio).run(main)
 
 
 def hear_signal(number: int, heard: Callable[[], None]) -> Callable[[], object]:

@@ -51,7 +51,7 @@ class Workers:
 
     def keep_spare(self) -> None:
         """Has one reader warm from now on, also when there is nothing to read."""
-        self._spare = asyncio.get_running_loop().create_task(self._builds.warm_up())
+        self._spare = self._spare or asyncio.create_task(self._builds.warm_up())
 
     async def build(self, packed: bytes, source: Source, deadline: float = READ_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""

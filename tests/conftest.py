@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
 from gateway.server import bind
+from gateway.workers import Workers
 from tests.certificates import authority
 from tests.peers import stop_accepting, until
 
@@ -83,6 +84,18 @@ class Running:
         return f"{self.url}/mcp"
 
 
+_readers: list[Workers] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def readers() -> AsyncIterator[None]:
+    """The processes that read definitions, warm for all gateways of a module."""
+    async with Workers() as made:
+        _readers.append(made)
+        yield
+        _readers.remove(made)
+
+
 @asynccontextmanager
 async def gateway_on(config: Path, text: str = OPEN, at: int = 0) -> AsyncIterator[Running]:
     """The gateway on this configuration, in this process and loop; at a free port, or at `at`."""
@@ -90,7 +103,7 @@ async def gateway_on(config: Path, text: str = OPEN, at: int = 0) -> AsyncIterat
     await asyncio.to_thread(config.write_text, text, encoding="utf-8")
     with bind("127.0.0.1", at) as bound:
         port: int = bound.getsockname()[1]
-        place = Place(config, "127.0.0.1", port)
+        place = Place(config, "127.0.0.1", port, readers=lambda: nullcontext(_readers[-1]))
         async with running(settings, place) as app:
             server = app.server(place, grace=2, announce=False)
             task = asyncio.create_task(server.serve(sockets=[bound]))
