@@ -22,11 +22,14 @@ from urllib.parse import urlsplit
 from gateway.catalog.discover import is_url
 from gateway.cli.inspect import ANYWHERE, reading
 from gateway.config.connection import HEADER_NAME, NAME_PATTERN, McpConnection
-from gateway.config.reading import settings_of
+from gateway.config.reading import VARIABLE, settings_of
 from gateway.config.settings import Settings
-from gateway.connectors.manifest import BUILTIN
+from gateway.connectors.manifest import BUILTIN, translate_manifest
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.limits import FETCH_SECONDS
+from gateway.model import Source
+from gateway.openapi.document import find_operations, open_document, read_definition
+from gateway.openapi.operations import base_url_of, operation_base_url
 
 # Words that say nothing of an API: of files, folders and hosts.
 GENERIC = re.compile(
@@ -36,13 +39,7 @@ GENERIC = re.compile(
     re.IGNORECASE,
 )
 LOOPBACK = ("127.0.0.1/32", "::1/128")
-# A server's address in a definition, as its text has it: `servers` of OpenAPI, `host` of Swagger.
-_LOCAL_SERVER = re.compile(
-    rb"""(?:https?://|["']?host["']?\s*:\s*["']?)(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])\b""",
-    re.IGNORECASE,
-)
-
-
+_LOCAL = re.compile(rb"localhost|127\.|::1", re.IGNORECASE)
 _DEFINITION = re.compile(rb"""\b(?:openapi|swagger)["']?\s*:""")
 
 
@@ -68,7 +65,8 @@ class Options:
         """The table of one API; its paths count from `folder`."""
         keys = {"openapi": "spec", "manifest": "manifest", "mcp": "url"}
         is_file = not is_url(what) and what not in BUILTIN
-        table: dict[str, Any] = {"kind": kind, keys[kind]: _seen_from(folder, what, is_file)}
+        place = _seen_from(folder, Path(what).resolve()) if is_file else what
+        table: dict[str, Any] = {"kind": kind, keys[kind]: place}
         if self.base_url and kind != "openapi":
             raise ConfigInvalid([f"--base-url: {what} says itself where it is"])
         table |= {"base_url": self.base_url} if self.base_url else {}
@@ -110,11 +108,12 @@ async def _ask_kind(url: str, server: McpConnection, settings: Settings) -> str:
     return "openapi"  # whose reader says best what is wrong
 
 
-def _seen_from(folder: Path, what: str, is_file: bool) -> str:
-    if not is_file:
-        return what
-    path = Path(what).resolve()
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+def _seen_from(folder: Path, path: Path) -> str:
+    text = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+    if found := VARIABLE.search(text):
+        why = f"{found[0]} is a variable in config.toml, which could not name this file"
+        raise ConfigInvalid([f"{text}: {why}; give it another name"])
+    return text
 
 
 def header_of(text: str) -> tuple[str, str]:
@@ -175,7 +174,7 @@ def _words_of(what: str) -> Iterator[str]:
     parts = urlsplit(what)
     segments = [each.split(".")[0] for each in parts.path.split("/") if each]
     yield from segments[-1:]
-    if not _is_address(parts.hostname or ""):
+    if _address_of(what) is None:
         yield from (parts.hostname or "").split(".")
     yield from reversed(segments[:-1])
 
@@ -184,22 +183,37 @@ def _as_name(word: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).lstrip("_0123456789")[:32].rstrip("_")
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+def _address_of(url: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(urlsplit(url).hostname or "")
+    return None
+
+
+def is_local(url: str) -> bool:
+    """Whether an address is this machine's own."""
+    address = _address_of(url)
+    return address.is_loopback if address else urlsplit(url).hostname == "localhost"
 
 
 def _local_addresses(what: str, base_url: str | None) -> Iterator[str]:
-    """The networks to allow for the addresses that are named, and in a file that is named."""
-    for url in filter(is_url, (what, base_url or "")):
-        host = urlsplit(url).hostname or ""
-        if host == "localhost":
-            yield from LOOPBACK
-        elif _is_address(host) and not (address := ipaddress.ip_address(host)).is_global:
+    """The networks to allow for the addresses that are named, or that a named file calls."""
+    named = [*filter(is_url, (what, base_url or ""))]
+    for url in named:
+        if (address := _address_of(url)) and not address.is_global:
             yield f"{address}/{address.max_prefixlen}"
-            yield from LOOPBACK if address.is_loopback else ()
-    if not is_url(what) and what not in BUILTIN and _LOCAL_SERVER.search(Path(what).read_bytes()):
+    if any(map(is_local, named or (() if what in BUILTIN else _servers_of(Path(what))))):
         yield from LOOPBACK
+
+
+def _servers_of(file: Path) -> Iterator[str]:
+    """Where calls go by what a definition or a manifest says; none where it names no local one."""
+    raw, source = file.read_bytes(), Source("named", "openapi", "", "")
+    if not _LOCAL.search(raw):  # most don't, and large ones take long to read
+        return
+    with suppress(GatewayError, RecursionError):  # serving it says what is wrong
+        if file.suffix == ".toml":
+            raw, source, _ = translate_manifest(raw, source)
+        document = open_document(read_definition(raw))
+        yield (default := base_url_of(document, source))
+        for operation in find_operations(document):
+            yield operation_base_url(document, operation, source, default)

@@ -33,6 +33,7 @@ from gateway.cli.named import (
     connection_of,
     free_name,
     header_of,
+    is_local,
     without_secrets,
 )
 from gateway.cli.terminal import fail, note, show_json, working
@@ -110,8 +111,7 @@ def add_connection(
     config: Path, what: str, options: Options, name: str | None, *, yes: bool, as_json: bool
 ) -> None:
     """Puts one API into config.toml, once a person has seen what it gives and said so."""
-    text = _read(config) if config.exists() else HEAD + SIGN_IN["none"]
-    document = _parse(text, config)
+    text, document = _read(config)
     settings = _lenient_settings(text, config)
     api, found = _preview(what, options, name, config, settings, document.get("connections", {}))
     after = _with_connection(text, api)
@@ -170,18 +170,10 @@ def _preview(
 
     with working(f"Reading {without_secrets(what)}"):
         api, found = asyncio.run(look())
-    if _is_local(found.get("base_url") or ""):
+    if is_local(found.get("base_url") or ""):
         allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))
         api = NamedApi(api.what, api.name, api.table, allow)
     return api, found
-
-
-def _is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _unset(text: str) -> list[str]:
@@ -199,18 +191,15 @@ def _lenient_settings(text: str, config: Path) -> Settings:
 # --- the text -------------------------------------------------------------------------------------
 
 
-def _read(config: Path) -> str:
+def _read(config: Path) -> tuple[str, dict[str, Any]]:
+    """The file's text and what it says; those of a first one where there is none."""
     try:
-        return config.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigInvalid([f"{config}: can't be read: {error}"]) from error
-
-
-def _parse(text: str, config: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text.removeprefix("\ufeff"))
+        text = config.read_bytes().decode("utf-8") if config.exists() else HEAD + SIGN_IN["none"]
+        return text, tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([f"{config}: not valid TOML: {error}"]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid([f"{config}: can't be read: {error}"]) from error
 
 
 def _with_connection(text: str, api: NamedApi) -> str:
@@ -229,12 +218,8 @@ def _with_connection(text: str, api: NamedApi) -> str:
 def _missing(document: Mapping[str, Any], api: NamedApi) -> list[str]:
     """What of its addresses `network.allow` does not have yet."""
     known = [ipaddress.ip_network(each, strict=False) for each in _allowed(document)]
-    wanted = map(ipaddress.ip_network, api.allow)
-    return [
-        str(each)
-        for each in wanted
-        if not any(each.version == net.version and each.subnet_of(net) for net in known)  # type: ignore[arg-type]
-    ]
+    wanted = {each: ipaddress.ip_interface(each).ip for each in api.allow}
+    return [each for each, ip in wanted.items() if not any(ip in net for net in known)]
 
 
 def _allowed(document: Mapping[str, Any]) -> list[str]:

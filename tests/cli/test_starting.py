@@ -12,8 +12,9 @@ from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
-from gateway.cli.named import Options, free_name
+from gateway.cli.named import LOOPBACK, Options, free_name
 from gateway.config.reading import read_settings
+from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from tests.callers import names, own_call
 from tests.cli.terminals import Terminal
@@ -251,6 +252,42 @@ async def test_what_cannot_be_added_leaves_the_file_as_it_was(
     assert found == code and said in err
     assert config.read_text(encoding="utf-8") == text
     assert sorted(os.listdir(folder)) == ["config.toml", "shop.json"]
+
+
+async def test_a_file_whose_name_is_a_variable_to_the_configuration_is_refused(
+    folder: Path,
+) -> None:
+    definition = folder / "${HOME}.json"
+    definition.write_bytes(orjson.dumps(items_api("https://shop.example")))
+    for words in (("add", "--yes"), ("serve", "--port", "0")):
+        code, _, err = await gateway_command(*words, definition.name, cwd=folder)
+        assert code == 2 and "${HOME}.json: ${HOME} is a variable in config.toml" in err
+    assert os.listdir(folder) == [definition.name]
+
+
+ITEMS = items_api("https://shop.example")
+PATH = {"/items": {"get": {"operationId": "list"}}}
+HERE = {"url": "http://{host}:9/v1", "variables": {"host": {"default": "localhost"}}}
+SWAGGER = {"swagger": "2.0", "info": {"title": "It", "version": "1"}, "paths": PATH}
+FILES = {
+    "in a description": (ITEMS | {"info": {"title": "http://localhost:9", "version": "1"}}, False),
+    "in an example": (ITEMS | {"x-example": {"servers": [HERE]}}, False),
+    "as the server": (ITEMS | {"servers": [HERE]}, True),
+    "as a path's server": (ITEMS | {"paths": {"/items": {"get": {}, "servers": [HERE]}}}, True),
+    "as an operation's": (ITEMS | {"paths": {"/items": {"get": {"servers": [HERE]}}}}, True),
+    "as the host of 2.0": (SWAGGER | {"host": "127.0.0.1:9", "schemes": ["http"]}, True),
+    "in a path of 2.0": (SWAGGER | {"host": "shop.example", "basePath": "/localhost"}, False),
+}
+
+
+@pytest.mark.parametrize("where", FILES)
+async def test_only_servers_of_a_definition_may_be_on_this_machine(
+    folder: Path, where: str
+) -> None:
+    document, is_allowed = FILES[where]
+    (folder / "shop.json").write_bytes(orjson.dumps(document))
+    api = await Options().read(str(folder / "shop.json"), Settings(), folder, "shop")
+    assert api.allow == (LOOPBACK if is_allowed else ())
 
 
 async def test_a_first_configuration_asks_two_questions_and_is_never_written_over(
