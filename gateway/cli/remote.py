@@ -5,9 +5,10 @@ working directory, of which nothing else need be valid. `remote_command` gives t
 `--json`, to a function of a `Remote`; `completes` has a shell complete what such a command takes.
 
 `gateway stdio` is the gateway for clients that only speak to a process over standard input. A line
-in is one JSON-RPC message and one POST; what comes back, as JSON or as events, goes out line by
-line. In the era of sessions the bridge keeps the session for its client and holds the stream on
-which the gateway says that tools changed. It understands as little of the messages as it can.
+in is one JSON-RPC message, or a batch of them, and one POST; what comes back, as JSON or as events,
+goes out line by line. In the era of sessions the bridge keeps the session for its client and holds
+the stream on which the gateway says that tools changed. It understands as little of the messages as
+it can.
 """
 
 from __future__ import annotations
@@ -197,12 +198,10 @@ class Remote:
         async def exchange() -> tuple[int, bytes]:
             sent, url = {**self.headers, **headers}, self.base + path
             total = None if hear else self.seconds  # who waits for a person hears so all the time
-            timeout = aiohttp.ClientTimeout(
-                total, sock_connect=FETCH_SECONDS, sock_read=self.seconds
-            )
+            wait = aiohttp.ClientTimeout(total, sock_connect=FETCH_SECONDS, sock_read=self.seconds)
             async with (
                 aiohttp.ClientSession(
-                    headers=sent, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES
+                    headers=sent, timeout=wait, read_bufsize=MAX_MESSAGE_BYTES
                 ) as http,
                 http.request(method, url, json=body, params=query) as answer,
             ):
@@ -323,6 +322,7 @@ def segment(name: str) -> str:
 
 # --- standard input and output ------------------------------------------------------------------
 
+Message = dict[str, Any] | list[Any]  # a list is a batch, which one version has
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
@@ -359,7 +359,7 @@ class Bridge:
                 if (message := self._read_line(line)) is None:
                     continue
                 task = carrying.create_task(self._carry(message))
-                if message.get("method") == "initialize":
+                if isinstance(message, dict) and message.get("method") == "initialize":
                     await asyncio.wait([task])  # what follows needs the session
                     stream = asyncio.create_task(self._stream())
         if stream is not None:
@@ -367,17 +367,18 @@ class Bridge:
             await asyncio.wait([stream])
         await self._leave()
 
-    async def _carry(self, message: dict[str, Any]) -> None:
+    async def _carry(self, message: Message) -> None:
         try:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._excuse(message, f"the gateway can't be reached: {type(error).__name__}")
 
-    async def _post(self, message: dict[str, Any]) -> None:
-        headers = {**self._session, **_routing(message)}
+    async def _post(self, message: Message) -> None:
+        alone = message if isinstance(message, dict) else {}
+        headers = {**self._session, **_routing(alone)}
         async with self._http.post(self._url, json=message, headers=headers) as answer:
-            if message.get("method") == "initialize" and "Mcp-Session-Id" in answer.headers:
+            if alone.get("method") == "initialize" and "Mcp-Session-Id" in answer.headers:
                 self._session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
             if answer.content_type == "text/event-stream":
                 await self._relay(answer)
@@ -385,16 +386,15 @@ class Bridge:
             body = await answer.read()
         if answer.status == 202 or not body:
             return
-        try:
+        value = None
+        with suppress(orjson.JSONDecodeError):
             value = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            value = None
-        if not isinstance(value, dict) or "jsonrpc" not in value:
+        if isinstance(value, list):
+            self._write(value)
+        elif isinstance(value, dict) and "jsonrpc" in value:
+            self._pass_on(value | ({"id": alone.get("id")} if value.get("id") is None else {}))
+        else:
             self._excuse(message, f"the gateway answered {answer.status}")
-            return
-        if value.get("id") is None and "id" in message:
-            value["id"] = message["id"]
-        self._pass_on(value)
 
     async def _relay(self, answer: aiohttp.ClientResponse) -> None:
         async for line in answer.content:
@@ -425,30 +425,29 @@ class Bridge:
                 async with asyncio.timeout(2):
                     await self._http.delete(self._url, headers=self._session)
 
-    def _read_line(self, line: bytes) -> dict[str, Any] | None:
-        """The message in a line; None: there is none, and its sender was told so."""
-        if not line.strip():
-            return None
-        try:
+    def _read_line(self, line: bytes) -> Message | None:
+        """The message in a line, or the batch; None: there is none, and its sender was told so."""
+        code, why = -32700, "Parse error"
+        with suppress(orjson.JSONDecodeError):
             message = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            self._write_error(None, -32700, "Parse error")
-            return None
-        if not isinstance(message, dict):
-            self._write_error(None, -32600, "Invalid Request: a line must be a JSON-RPC object")
-            return None
-        return message
+            if isinstance(message, dict | list):
+                return message
+            code, why = -32600, "Invalid Request: a line must be a JSON-RPC object"
+        if line.strip():
+            self._write_error(None, code, why)
+        return None
 
-    def _excuse(self, message: dict[str, Any], why: str) -> None:
-        if "id" in message and "method" in message:
-            self._write_error(message["id"], -32603, why)
-        else:
-            note(why)
+    def _excuse(self, message: Message, why: str) -> None:
+        for each in message if isinstance(message, list) else [message]:
+            if isinstance(each, dict) and "id" in each and "method" in each:
+                self._write_error(each["id"], -32603, why)
+            else:
+                note(why)
 
     def _write_error(self, id: Any, code: int, message: str) -> None:
         self._write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
 
-    def _write(self, message: dict[str, Any]) -> None:
+    def _write(self, message: Message) -> None:
         with suppress(BrokenPipeError):  # the client is gone, and its input ends next
             self._out.write(orjson.dumps(message) + b"\n")
             self._out.flush()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
@@ -20,7 +22,7 @@ from tests.callers import names, own_call
 from tests.cli.terminals import Terminal
 from tests.configs import principal, table
 from tests.conftest import GatewayMaker
-from tests.peers import Provider, items_api, provider
+from tests.peers import Provider, items_api, listening, provider
 from tests.processes import COMMAND, gateway_command, gateway_process
 
 
@@ -83,9 +85,8 @@ async def test_a_client_that_starts_processes_is_served_on_standard_streams(fold
         assert os.listdir(folder) == ["shop.json"]
 
 
-async def test_nothing_but_messages_is_on_standard_output_and_the_end_of_input_is_the_end(
-    folder: Path,
-) -> None:
+async def answers_on_stdio(folder: Path, *lines: Any) -> list[Any]:
+    """What `gateway serve --stdio` writes to these lines, and no more, before it ends well."""
     process = await asyncio.create_subprocess_exec(
         *(*COMMAND, "serve", "--stdio"),
         stdin=asyncio.subprocess.PIPE,
@@ -93,16 +94,42 @@ async def test_nothing_but_messages_is_on_standard_output_and_the_end_of_input_i
         stderr=asyncio.subprocess.PIPE,
         cwd=folder,
     )
-    hello = {"protocolVersion": "2025-11-25", "capabilities": {}}
-    hello |= {"clientInfo": {"name": "plain", "version": "1"}}
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    given = (line if isinstance(line, bytes) else orjson.dumps(line) for line in lines)
     async with asyncio.timeout(60):
-        wrong = b"not JSON\n[]\n7\n"  # and none of it ends what comes after
-        out, err = await process.communicate(wrong + orjson.dumps(asked) + b"\n")
-    answers = [orjson.loads(line) for line in out.splitlines()]
-    assert [answer["id"] for answer in answers] == [None, None, None, 1]
+        out, err = await process.communicate(b"\n".join(given) + b"\n")
     assert process.returncode == 0, err
     assert os.listdir(folder) == []
+    return [orjson.loads(line) for line in out.splitlines()]
+
+
+def hello(version: str) -> dict[str, Any]:
+    client = {"capabilities": {}, "clientInfo": {"name": "plain", "version": "1"}}
+    return asked(1, "initialize", protocolVersion=version, **client)
+
+
+def asked(id: int, method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+
+
+async def test_nothing_but_messages_is_on_standard_output_and_the_end_of_input_is_the_end(
+    folder: Path,
+) -> None:
+    wrong = (b"not JSON", b"7", b"null")  # and none of it ends what comes after
+    answers = await answers_on_stdio(folder, *wrong, hello("2025-11-25"))
+    assert [answer["id"] for answer in answers] == [None, None, None, 1]
+
+
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-11-25"])
+async def test_batches_are_answered_on_standard_streams_where_the_version_has_them(
+    folder: Path, version: str
+) -> None:
+    batch = [asked(2, "ping"), {"jsonrpc": "2.0", "method": "notifications/initialized"}]
+    first, second = await answers_on_stdio(folder, hello(version), [*batch, asked(3, "ping")])
+    assert first["result"]["protocolVersion"] == version
+    if version == "2025-03-26":
+        assert second == [{"jsonrpc": "2.0", "id": id, "result": {}} for id in (2, 3)]
+    else:
+        assert (second["id"], second["error"]["code"]) == (None, -32600)
 
 
 async def test_an_mcp_server_is_told_from_a_definition_by_what_it_answers(
@@ -115,6 +142,23 @@ async def test_an_mcp_server_is_told_from_a_definition_by_what_it_answers(
     words = (f"{gateway.mcp}/bundles/books", "--port", "0")
     async with gateway_process(None, *words, cwd=folder) as (_, url), Client(url) as client:
         assert "books_demo_get_book" in await names(client)
+
+
+async def test_an_address_that_is_asked_what_it_is_leads_headers_nowhere_else(folder: Path) -> None:
+    seen = []
+
+    async def lead_away(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("X-Team"))
+        raise web.HTTPTemporaryRedirect(f"http://localhost:{peer.port}/{request.method}")
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", lead_away)
+    async with provider() as peer, listening(app) as port:
+        options = Options(headers=["X-Team=hr"])
+        api = await options.read(f"http://127.0.0.1:{port}/it", Settings(), folder, "it")
+    assert api.table["kind"] == "openapi"  # whose reader says what is wrong
+    assert seen[0] is None and set(seen[1:]) == {"hr"}  # the address was named, with its header
+    assert peer.requests == []
 
 
 async def test_an_empty_folder_has_the_demo_and_follows_the_file_that_is_made(
