@@ -128,17 +128,9 @@ class Rights:
     ) -> None:
         """Carries out a plan: live in this process when this returns, and in the others soon."""
         kind, name = plan.key
-        rows, revision = await change_right(
-            self._db,
-            kind,
-            name,
-            plan.make,
-            judge=partial(plan.judge, self.configured),
-            by=by,
-            now=time.time(),
-            expected=expected,
-            unused=unused,
-        )
+        judge, now = partial(plan.judge, self.configured), time.time()
+        change = partial(change_right, self._db, kind, name, plan.make, judge=judge, by=by, now=now)
+        rows, revision = await change(expected=expected, unused=unused)
         if revision > self._revision:  # else what was read since has it, and perhaps more
             gone = name if kind == "principal" and plan.make is None else None
             kept = {k: level for k, level in self.held.choices.items() if k[0] != gone}
@@ -246,6 +238,14 @@ def combine(
     lost: dict[str, Role] = {}  # roles that principals had, and that give nothing now
     for row in rows:
         key = row.kind, row.name
+        if row.kind not in MODELS:  # a hand wrote this; it may have bounded what somebody sees
+            at, words = key_path("rights", row.name), f"it gives nothing: {row.kind!r} is no kind"
+            problems[at] = _problem(at, f"{words}; mend or delete this row of the store")
+            lost[row.name] = Role()
+            if not is_configured(configured, ("principal", row.name)):
+                nobody = _stand_in("principal", f"of {row.name}", lost)
+                held.setdefault(("principal", row.name), nobody)
+            continue
         if is_configured(configured, key):
             words = "config.toml has one of this name, and that counts: delete what was put"
             problems[where_of(key)] = Problem("warning", where_of(key), words, configured=True)
@@ -305,7 +305,7 @@ def _merge(configured: Settings, held: Mapping[Key, Any], lost: Mapping[str, Rol
     }
     for (kind, name), value in held.items():
         if kind == "route" and value is not None:
-            workflow, role = name.split("/")
+            workflow, _, role = name.partition("/")
             added["routes"][workflow] = {**added["routes"].get(workflow, {}), role: value}
         elif value is not None:
             added[f"{kind}s"][name] = value

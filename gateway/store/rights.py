@@ -3,18 +3,22 @@
 A row holds the settings as config.toml would have them; of a token only its hash is ever here. Each
 carries the revision it was put at, which is its ETag. Whether a change may be made is decided in
 its transaction, on the rows as they are then: what two admins do at the same moment, in whatever
-processes, is judged one after the other.
+processes, is judged one after the other. Settings that a hand has damaged are read as some that
+never hold: their row gives nothing and is told of, and the others count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, LargeBinary, cast, delete, select
 
 from gateway.errors import Fixable, NotFound
 from gateway.limits import STORE_MANY_ROWS
+from gateway.model import json_value
 from gateway.store import tables
 from gateway.store.cluster import refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
@@ -35,8 +39,18 @@ async def load_rights(db: Database) -> Rows:
 
 
 def _all(tx: Connection) -> Rows:
-    in_order = select(_rights).order_by(_rights.c.revision, _rights.c.kind, _rights.c.name)
-    return tuple(many(tx, in_order, PutRight))
+    raw = cast(_rights.c.settings, LargeBinary).label("settings")  # a hand writes text there
+    columns = [raw if column.name == "settings" else column for column in _rights.c]
+    in_order = select(*columns).order_by(_rights.c.revision, _rights.c.kind, _rights.c.name)
+    rows = many(tx, in_order, PutRight)
+    return tuple(replace(each, settings=_settings(each.settings)) for each in rows)
+
+
+def _settings(raw: Any) -> Mapping[str, Any]:
+    with suppress(ValueError):
+        if isinstance(found := json_value(raw or b""), dict):
+            return found
+    return {"settings that are no JSON object": None}
 
 
 async def change_right(
@@ -70,7 +84,8 @@ async def change_right(
             if unused and old is None:
                 _refuse_used(tx, name)
             if token_of(old) not in (None, token_of(new)):
-                _end_grants(tx, name, now)  # whoever had the token may have let clients in by it
+                # Whoever had the token may have let clients in by it.
+                revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
             if by != name and token_of(new) not in (None, token_of(old)):
                 _forget_given(tx, name)
             upsert(tx, _rights, values(new))
@@ -94,12 +109,8 @@ def _delete(tx: Connection, kind: str, name: str, now: float) -> None:
     tx.execute(delete(_rights).filter_by(kind=kind, name=name))
     if kind == "principal":
         tx.execute(delete(tables.choices).filter_by(principal=name))
-        _end_grants(tx, name, now)
+        revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
         _forget_given(tx, name)
-
-
-def _end_grants(tx: Connection, name: str, now: float) -> None:
-    revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
 
 
 def token_of(row: PutRight | None) -> str | None:

@@ -108,6 +108,8 @@ def test_of_two_with_one_token_only_the_first_has_it_and_the_file_comes_first() 
         (AGENT, put("role", "clerk", later="a key of another version")),
         (put("principal", "agent", role="clerk", later=1, token_sha256=HASH),),
         (put("principal", "agent", role=["clerk"], token_sha256=HASH),),
+        (put("principle", "agent", role="clerk", token_sha256=HASH),),  # type: ignore[arg-type]
+        (AGENT, put("rule", "clerk", bundles=["reading"])),  # type: ignore[arg-type]
     ],
 )
 def test_whoever_loses_their_role_sees_nothing_and_never_everything(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.callers import Api, api
 from tests.configs import LOCAL, principal, table
@@ -128,6 +130,39 @@ async def test_what_was_put_is_there_after_a_restart_and_what_no_longer_holds_gi
         assert health["status"] == "degraded"
     async with gateway_on(config, CONFIG + role) as made:
         await status_soon(tokens["lost"], made.url, 200)
+
+
+DAMAGE = {
+    "no JSON": "UPDATE rights SET settings = '{' WHERE name = 'agent'",
+    "no object": "UPDATE rights SET settings = '[7]' WHERE name = 'agent'",
+    "no kind": "UPDATE rights SET kind = 'principle' WHERE name = 'agent'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_row_that_a_hand_damaged_gives_nothing_is_told_of_and_stops_no_start(
+    tmp_path: Path, damage: str
+) -> None:
+    config = tmp_path / "config.toml"
+    async with gateway_on(config, CONFIG) as made, api(made.url, "root") as root:
+        tokens = {
+            name: (await put(root, f"/principals/{name}", new_token=True))["token"]
+            for name in ("agent", "other")
+        }
+        await put(root, "/roles/clerk")
+        await put(root, "/routes/hiring/clerk")
+    with closing(sqlite3.connect(tmp_path / "state" / "gateway.db")) as store, store:
+        store.execute(DAMAGE[damage])
+        store.execute("UPDATE rights SET name = 'hiring' WHERE kind = 'route'")
+    async with gateway_on(config, CONFIG) as made, api(made.url, "root") as root:
+        await status_soon(tokens["other"], made.url, 200)
+        await status_soon(tokens["agent"], made.url, 401)
+        told = {each["where"] for each in (await root("GET", "//health"))[1]["problems"]}
+        row = {"rights.agent"} if damage == "no kind" else set()
+        assert told == {"principals.agent", 'routes.hiring.""', *row}
+        assert (await root("GET", "/routes"))[0] == (await root("GET", "/principals"))[0] == 200
+        again = await put(root, "/principals/agent", new_token=True)
+        await status_soon(again["token"], made.url, 200)
 
 
 async def test_a_put_is_there_whole_or_not_at_all_when_the_gateway_is_killed(
