@@ -31,7 +31,7 @@ from gateway.model import Principal
 from gateway.oauth.clients import Client
 from gateway.oauth.documents import granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import CORS, Handler, Premises, claims_of, json_answer
+from gateway.oauth.premises import CORS, Handler, Premises, json_answer
 from gateway.oauth.provider import principal_name
 from gateway.store.cluster import first_use
 from gateway.web.guard import read_body, read_form
@@ -162,7 +162,7 @@ class Desk:
         granted = " ".join(granted_scope(scope, admin=person.admin))
         where = resource or f"{self._at.url}/mcp"
         asked = AuthorizationRequest(client.id, client.name, "", "", "", where, granted)
-        claims, code_id = claims_of(person, by), secrets.token_hex(16)
+        claims, code_id = self._at.claims_of(person, by), secrets.token_hex(16)
         return await self._at.grants.open(asked, person.name, claims, code_id, renewable=False)
 
     def _keys_for(self, jwks_url: str) -> SigningKeys:

@@ -39,7 +39,7 @@ from gateway.oauth.documents import (
     granted_scope,
 )
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import Handler, Premises, claims_of
+from gateway.oauth.premises import Handler, Premises
 from gateway.oauth.provider import NoSignIn, Provider, principal_name
 from gateway.sign_in.client import new_secret
 from gateway.sign_in.discovery import CALLBACK
@@ -243,7 +243,7 @@ class Entrance:
     ) -> Response:
         person = session.principal
         request = AuthorizationRequest(**{**asdict(asked), "scope": scope})
-        code = self.at.grants.code(request, person.name, claims_of(person, session.by))
+        code = self.at.grants.code(request, person.name, self.at.claims_of(person, session.by))
         return self._back(asked.redirect_uri, asked.state, code)
 
     def _back(self, redirect: str, state: str | None, outcome: str | OAuthError) -> Response:

@@ -74,7 +74,7 @@ class FrontDoor:
         def lifetimes() -> Lifetimes:
             return Lifetimes(oauth().access_minutes * 60.0, oauth().refresh_days * 86_400.0)
 
-        self.grants = Grants(db, seal, lifetimes)
+        self.grants = Grants(db, seal, lifetimes, identity.person)
         clients = Clients(
             db, egress, lambda: settings().clients.values(), lambda: oauth().registration
         )

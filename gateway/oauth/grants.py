@@ -76,12 +76,11 @@ class Grants:
         db: Database,
         seal: Seal,
         lifetimes: Callable[[], Lifetimes],
+        person: Callable[[str, Mapping[str, Any]], object],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._db = db
-        self._seal = seal
-        self._lifetimes = lifetimes
-        self._clock = clock
+        self._db, self._seal, self._lifetimes = db, seal, lifetimes
+        self._person, self._clock = person, clock
         self.revoked: set[str] = set()
 
     async def load(self) -> None:
@@ -166,6 +165,9 @@ class Grants:
         grant = await get_client_grant(self._db, held["grant"]) if held else None
         if held is None or grant is None or grant.client_id != client_id:
             raise OAuthError("invalid_grant", "the refresh token is unknown")
+        if self._person(grant.principal, grant.claimed) is None:
+            await revoke_client_grants(self._db, self._clock(), id=grant.id)
+            raise OAuthError("invalid_grant", "its person is no more, or has another token now")
         if resource is not None and resource != grant.resource:
             raise OAuthError("invalid_target", "the grant is for another resource")
         now, successor = self._clock(), secrets.token_urlsafe(32)
@@ -189,10 +191,9 @@ class Grants:
 
     def _answer(self, grant: ClientGrant, refresh: str) -> Answer:
         life = self._lifetimes()
-        access = self.access_token(grant, life.access_seconds)
         expires = self._clock() + life.refresh_seconds
         return {
-            "access_token": access,
+            "access_token": self.access_token(grant, life.access_seconds),
             "token_type": "Bearer",
             "expires_in": int(life.access_seconds),
             "refresh_token": self._sealed("refresh", expires, grant=grant.id, secret=refresh),
@@ -232,13 +233,10 @@ class Grants:
     def _opened(self, kind: str, token: str) -> dict[str, Any] | None:
         padded = token + "=" * (-len(token) % 4)
         try:
-            value: Any = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
+            held: dict[str, Any] = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
         except (InvalidToken, ValueError):
             return None
-        if value.get("kind") != kind or value["expires"] <= self._clock():
-            return None
-        held: dict[str, Any] = value
-        return held
+        return held if held.get("kind") == kind and held["expires"] > self._clock() else None
 
 
 def _fits(challenge: str, verifier: str) -> bool:

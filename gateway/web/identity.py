@@ -175,10 +175,16 @@ class Identity:
         if auth.mode == "none":
             return self.local if name == "local" else None
         if auth.mode == "tokens" or (auth.mode == "oauth" and claimed["by"] == "token"):
-            return known
+            # What was given by a token ends with it; older grants don't say by which.
+            return known if claimed.get("proof") in (None, self.proof(name)) else None
         rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
         said = {field: claimed[field] for field in _claims_by_field(rules)}
         return replace(known or Principal(name), **said)
+
+    def proof(self, name: str) -> str:
+        """What stands for a principal's token where something is given by it; not the token."""
+        bound = f"{self.auth.mode} {self.token_hashes.get(name, '')}"
+        return hashlib.sha256(f"console {name} {bound}".encode()).hexdigest()
 
     async def person_with(self, token: str) -> Principal:
         """Who shows that they are themselves by this token: what we gave a client is not theirs."""
@@ -394,7 +400,7 @@ class ConsoleSessions:
         """The session of a cookie, if it still holds."""
         id, expires, name, proof, claimed = self._opened(cookie or "", SESSION)
         principal = self._identity.person(name, claimed)
-        same = hmac.compare_digest(proof, self._proof(name))
+        same = hmac.compare_digest(proof, self._identity.proof(name))
         if principal is None or not same or await is_ended(self._db, id):
             raise Unauthenticated("the session is over")
         return ConsoleSession(id, principal, expires, claimed["by"])
@@ -407,13 +413,8 @@ class ConsoleSessions:
         expires = min(time.time() + limits.SIGNED_IN_SECONDS, until)
         claimed = {name: getattr(principal, name) for name in ("role", "organization", "admin")}
         claimed["by"] = by
-        whose = (principal.name, self._proof(principal.name), claimed)
+        whose = (principal.name, self._identity.proof(principal.name), claimed)
         return self._seal.seal_values(SESSION, secrets.token_hex(16), expires, *whose)
-
-    def _proof(self, name: str) -> str:
-        identity = self._identity
-        bound = f"{identity.auth.mode} {identity.token_hashes.get(name, '')}"
-        return hashlib.sha256(f"console {name} {bound}".encode()).hexdigest()
 
     def _opened(self, text: str, purpose: str) -> list[Any]:
         values = self._seal.open_values(purpose, text)

@@ -172,3 +172,27 @@ async def test_a_replaced_token_ends_what_clients_were_let_in_for_by_it(
         newer = await program.sign_in(second)
         assert second.questions == 1  # what the other one allowed is not theirs
         assert await program.status(newer["access_token"]) == 200
+
+
+async def test_a_token_that_config_replaces_ends_what_clients_were_let_in_for_by_it(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.toml"
+    edited = OAUTH.replace(TOKENS["ann"], "another-token-0123456789")
+    async with gateway_on(config, OAUTH) as one:
+        ann, bob = (Person(one.url, TOKENS[name]) for name in ("ann", "bob"))
+        program, port = Program(one.url), one.port
+        async with ann.http, bob.http, program.http:
+            live, later, others = [await program.sign_in(each) for each in (ann, ann, bob)]
+            config.write_text(edited, encoding="utf-8")
+            assert await program.is_locked_out(live["access_token"])
+            refused = await program.refresh(live["refresh_token"])
+            assert refused.json()["error"] == "invalid_grant"
+            assert await program.status(others["access_token"]) == 200
+    async with gateway_on(config, edited, at=port) as two:  # which never knew the other token
+        program.http = Program(two.url).http
+        async with program.http:
+            assert await program.status(later["access_token"]) == 401
+            refused = await program.refresh(later["refresh_token"])
+            assert refused.json()["error"] == "invalid_grant"
+            assert (await program.refresh(others["refresh_token"])).status_code == 200
