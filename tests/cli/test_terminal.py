@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import orjson
 import pytest
@@ -18,7 +18,7 @@ from tests.certificates import authority
 from tests.cli.terminals import Terminal
 from tests.configs import principal, table, token_of
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import soon
+from tests.peers import look_until, soon
 from tests.processes import COMMAND, gateway_command
 from tests.raw_server import Connection, Conversation, raw_server
 
@@ -78,7 +78,11 @@ async def test_empty_lists_say_so_and_what_to_do_next(asking: Running) -> None:
     for words in (*empty, "credentials list"):
         code, out, err = await gateway_command(*words.split(), "--url", asking.url)
         assert (code, out) == (0, "") and err.startswith(("No", "Nothing"))
-    assert orjson.loads(await piped(asking, "approvals", "list", "--json")) == {"approvals": []}
+    assert await open_questions(asking) == []
+
+
+async def open_questions(gateway: Running) -> Any:
+    return orjson.loads(await piped(gateway, "approvals", "list", "--json"))["approvals"]
 
 
 async def test_a_call_that_waits_says_for_what_and_can_be_left_and_taken_up_again(
@@ -90,13 +94,13 @@ async def test_a_call_that_waits_says_for_what_and_can_be_left_and_taken_up_agai
     assert "anybody on this machine can (approval " in left.shown and "left." in left.shown
     assert await left.interrupt() != 0
     assert "The question stays open" in left.shown and "Traceback" not in left.shown
-    [waiting] = (orjson.loads(await piped(asking, "approvals", "list", "--json")))["approvals"]
+    [waiting] = await look_until(lambda: open_questions(asking), lambda n: n[0]["caller"] == "gone")
     approved = await piped(asking, "approvals", "approve", waiting["id"][:12])
     assert approved.startswith("Approved: nobody waits for demo_update_book now; the same call")
     assert '"stock":2' in await piped(asking, *words)
     again = Terminal(*words, "--url", asking.url)
     await again.read_until(f"at {asking.url}/console/approvals")
-    [waiting] = (orjson.loads(await piped(asking, "approvals", "list", "--json")))["approvals"]
+    [waiting] = await open_questions(asking)
     approved = await piped(asking, "approvals", "approve", waiting["id"][:12])
     assert approved == "Approved: demo_update_book was called, and has completed.\n"
     assert await again.end() == 0 and '"stock":2' in again.shown
