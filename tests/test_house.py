@@ -118,6 +118,15 @@ def test_the_house_is_no_bigger_than_it_was() -> None:
     assert {m.name for m in modules if m.text.count("\n") > FIGURES["file_lines"]} == set()
 
 
+def test_tests_are_no_more_than_they_were() -> None:
+    code_lines, before, *grown, later = FIGURES["tests"].values()
+    names = tuple(f"{name}." for name in later.split())
+    modules = House(ROOT / "tests").modules.values()
+    rest = [module for module in modules if not f"{module.name}.".startswith(names)]
+    assert sum(module.code_lines for module in rest) <= code_lines
+    assert code_lines - sum(grown) <= before
+
+
 def test_no_function_is_longer_than_a_screen() -> None:
     assert {name for name, lines in HOUSE.functions() if lines > FIGURES["function_lines"]} == set()
 
