@@ -165,7 +165,7 @@ class Approvals:
     async def _ask(self, attempt: Attempt, target: Target) -> Approval:
         """A new question about this call."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
-        waiting = await store.count_waiting(self.db, now, principal=principal)
+        waiting = sum((await store.count_waiting(self.db, now, principal=principal)).values())
         if waiting >= limits.CALLS_PER_PRINCIPAL:
             raise Overloaded(
                 "busy",

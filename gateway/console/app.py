@@ -326,12 +326,14 @@ class _OpenPage:
         if self.feed.closing:
             return False
         try:
-            visit = await self.visit()
-            await self.feed.say_watched()
-            seen = await self._seen(visit)
-            if seen != self.seen or time.monotonic() > self.look_again:
-                await say(partials(self._changed(await self._parts(visit))) + self._news(seen))
-                self.seen, self.look_again = seen, time.monotonic() + PING_SECONDS
+            async with self.feed.turn:
+                visit = await self.visit()
+                await self.feed.say_watched()
+                seen, news = await self._seen(visit), b""
+                if seen != self.seen or time.monotonic() > self.look_again:
+                    news = partials(self._changed(await self._parts(visit))) + self._news(seen)
+                    self.seen, self.look_again = seen, time.monotonic() + PING_SECONDS
+            await say(news)  # behind the turn: others don't wait for a slow reader
         except Unauthenticated:
             await say(event_frame(b"", "signed-out"))
             return False

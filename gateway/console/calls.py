@@ -47,14 +47,13 @@ async def overview(visit: Visit) -> Response:
 async def shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
     """What the first page shows."""
     hour, tools = await _read_hour(visit), visit.inquiry.view.tools
-    words = LEVEL_WORDS[visit.snapshot.permissions.level]
-    admin = visit.principal.admin
+    words, admin = LEVEL_WORDS[visit.snapshot.permissions.level], visit.principal.admin
     return {
         "hour": hour,
         "line": spark(hour.by_minute),
         "tools": len(tools),
         "tokens": sum(tool.tokens for tool in tools.values()),
-        "picture": draw(hour, words, len(nav.waiting), visit.inquiry.connections(), tools),
+        "picture": draw(hour, words, nav.waiting, visit.inquiry.connections(), tools),
         "tasks": nav.tasks[:MAX_TOLD_ITEMS],
         "more_tasks": len(nav.tasks[MAX_TOLD_ITEMS:]),
         "feed": await newest_calls(visit),

@@ -24,7 +24,7 @@ from gateway.console.pages import (
     toast,
 )
 from gateway.limits import MAX_TOLD_ITEMS, MOMENT_SECONDS, PAGE_ENTRIES
-from gateway.store.approvals import list_ended
+from gateway.store.approvals import list_ended, list_open
 from gateway.store.tables import Approval
 from gateway.web import rest
 from gateway.web.shown import approval_row
@@ -47,10 +47,11 @@ async def approvals(visit: Visit) -> Response:
 async def shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
     """What the page of calls that wait shows."""
     filter = visit.filter("q", "connection", "risk")
-    waiting = [approval_row(visit.snapshot, each) for each in nav.waiting]
-    rows = choose_rows(waiting, filter, *SEARCHED)
+    waiting = await list_open(visit.gateway.db, time.time())
+    mine = [each for each in waiting if visit.inquiry.concerns(each.principal, each.connection)]
+    rows = choose_rows((approval_row(visit.snapshot, each) for each in mine), filter, *SEARCHED)
     chosen = {row["id"] for row in rows[:MAX_TOLD_ITEMS]}
-    cards = [_card(visit, each) for each in nav.waiting if each.id in chosen]
+    cards = [_card(visit, each) for each in mine if each.id in chosen]
     cards += choose_rows(await _ended_cards(visit), filter, *SEARCHED)
     grants = await rest.list_grants(visit.inquiry)
     return {
@@ -58,7 +59,7 @@ async def shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
         "filter": filter,
         "cards": sorted(cards, key=lambda card: str(card["id"])),
         "more": len(rows) - len(chosen),
-        "waiting": len(nav.waiting),
+        "waiting": nav.waiting,
         "feed": await newest_calls(visit),
         "grants": grants["standing_grants"][:PAGE_ENTRIES],
     }

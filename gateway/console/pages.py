@@ -40,8 +40,7 @@ from gateway.limits import (
 from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store import ledger
-from gateway.store.approvals import list_open
-from gateway.store.tables import Approval
+from gateway.store.approvals import count_waiting
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
 from gateway.web.identity import ConsoleSession, ConsoleSessions, Identity
@@ -146,7 +145,7 @@ class Navigation:
 
     connections: list[dict[str, Any]]
     tools: int
-    waiting: list[Approval]
+    waiting: int
     tasks: list[Task]
 
     @property
@@ -158,10 +157,9 @@ class Navigation:
 
 async def navigation(visit: Visit) -> Navigation:
     """The navigation as this visitor sees it."""
-    inquiry = visit.inquiry
-    waiting = await list_open(visit.gateway.db, time.time())
-    waiting = [each for each in waiting if inquiry.concerns(each.principal, each.connection)]
-    tasks = await visit.backend.health.tasks(visit.principal, len(waiting))
+    inquiry, counted = visit.inquiry, await count_waiting(visit.gateway.db, time.time())
+    waiting = sum(counted[whose] for whose in counted if inquiry.concerns(*whose))
+    tasks = await visit.backend.health.tasks(visit.principal, waiting)
     return Navigation(connection_rows(inquiry), len(inquiry.view.tools), waiting, tasks)
 
 

@@ -165,11 +165,12 @@ async def approval_of(db: Database, execution_id: str) -> Approval | None:
     return found[0] if found else None
 
 
-async def count_waiting(db: Database, now: float, **whose: str) -> int:
-    """How many calls wait for a decision: everyone's, or those with these values."""
-    waiting = select(func.count()).select_from(_approvals).where(_still("pending", now))
-    statement = waiting.filter_by(**whose)
-    return await db.read(lambda tx: tx.execute(statement).scalar_one())
+async def count_waiting(db: Database, now: float, **whose: str) -> dict[tuple[str, str], int]:
+    """How many calls wait for a decision, by principal and connection: all, or some's."""
+    by = (_approvals.c.principal, _approvals.c.connection)
+    waiting = select(*by, func.count()).where(_still("pending", now)).filter_by(**whose)
+    counted = waiting.group_by(*by)
+    return await db.read(lambda tx: {(who, to): count for who, to, count in tx.execute(counted)})
 
 
 async def approvals_of(db: Database, execution_ids: Sequence[str]) -> dict[str, Approval]:

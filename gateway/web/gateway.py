@@ -411,6 +411,8 @@ class Feed:
         self._said_watched = 0.0
         self.closing = False
         self.news = 0  # how often there was something new
+        # Open pages look at the store one after the other: calls don't wait behind all of them.
+        self.turn = asyncio.Lock()
         for kind in (*EVENTS, SIGNED):
             signals.on(kind, lambda _: self.wake())
         signals.on(WATCHED, lambda _: self._watched())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -32,7 +33,7 @@ from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
 from gateway.outbound.certificates import Ends, ending_soon
 from gateway.policy.access import configuration_problems, level, may_know, oversees
 from gateway.policy.view import view
-from gateway.store.approvals import count_waiting, get_approvals, list_open
+from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.catalog import count_held
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions
@@ -96,10 +97,9 @@ class Health:
         return Response(json_bytes(report), media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
-        try:
-            waiting = float(await count_waiting(self._gateway.db, time.time()))
-        except GatewayError:
-            waiting = float("nan")  # the store does not answer: nobody knows
+        waiting = float("nan")  # where the store does not answer, nobody knows
+        with suppress(GatewayError):
+            waiting = sum((await count_waiting(self._gateway.db, time.time())).values())
         snapshot, unknown = self._gateway.snapshot, self._gateway.unknown_calls
         figures: dict[str, float] = {
             "catalog_revision": snapshot.revision,
@@ -184,12 +184,11 @@ class Health:
         }
 
     async def _todo(self, principal: Principal) -> dict[str, Any]:
-        try:
-            waiting = await list_open(self._gateway.db, time.time())
-        except GatewayError:
-            waiting = []
-        mine = [w for w in waiting if oversees(self._gateway.snapshot, principal, w.connection)]
-        return {"todo": [task.shown() for task in await self.tasks(principal, len(mine))]}
+        snapshot, waiting = self._gateway.snapshot, dict[tuple[str, str], int]()
+        with suppress(GatewayError):
+            waiting = await count_waiting(self._gateway.db, time.time())
+        mine = sum(waiting[who, at] for who, at in waiting if oversees(snapshot, principal, at))
+        return {"todo": [task.shown() for task in await self.tasks(principal, mine)]}
 
     def _details(
         self, snapshot: Snapshot, principal: Principal | None, problems: Iterable[Problem]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from itertools import chain, pairwise
 
 import pytest
 from msgspec.structs import asdict
@@ -159,3 +160,42 @@ async def test_an_open_page_reads_little_while_nothing_happens(
         with statements() as asked:
             busy.app.gateway.feed.wake()
             await until(lambda: any(NEWEST in sql for sql, _ in asked))
+
+
+async def test_open_pages_look_at_the_store_one_after_the_other(
+    busy: Running, signed_in: SignedIn
+) -> None:
+    """Or a call would wait for a place behind all of them: there are few connections that read."""
+    someone = await signed_in(busy)
+    async with AsyncExitStack() as opened:
+        for _ in range(6):
+            following = await opened.enter_async_context(stream(someone, ""))
+            assert 'hx-target="#feed"' in await following()
+        for _ in range(7):
+            assert ("renders", "renders") not in pairwise(await _look_at_all(busy, 6))
+
+
+async def _look_at_all(busy: Running, pages: int) -> list[str]:
+    """What open pages do when there is news, until each has rendered."""
+    with statements() as asked:
+        busy.app.gateway.feed.wake()
+        await until(lambda: _steps(asked).count("renders") >= pages)
+    return _steps(asked)
+
+
+def _steps(asked: list[tuple[str, tuple[object, ...]]]) -> list[str]:
+    """The first and the last that a look of an open page asks, as often as they were asked."""
+    steps = {"begins": ("ended_sessions", ""), "renders": ("SELECT executions.id", NEWEST)}
+    found = ((name for name in steps if all(w in sql for w in steps[name])) for sql, _ in asked)
+    return list(chain.from_iterable(found))
+
+
+async def test_only_the_page_of_calls_that_wait_reads_their_arguments(
+    busy: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(busy)
+    for path, reads in {"": False, "/connections/api0": False, "/approvals": True}.items():
+        with statements() as asked:
+            assert f"{WAITING:,}" in (await someone.get(f"/console{path}")).text
+        waiting = [sql for sql, _ in asked if "approvals.arguments" in sql]
+        assert bool(waiting) == reads, path
