@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from mcp.client.client import Client
 from mcp_types import Implementation
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from gateway.model import Principal
 from gateway.store.approvals import list_open
@@ -61,6 +61,17 @@ async def window(module_window: Window) -> AsyncIterator[Window]:
 
 
 @asynccontextmanager
+async def tab_behind(window: Window, path: str) -> AsyncIterator[Page]:
+    """Another tab, live, behind the first: only the one in front is drawn at once, and clicked."""
+    tab = await window.context.new_page()
+    await tab.goto(f"{window.base}/console{path}")
+    await tab.wait_for_selector("#live[data-state=on]")
+    await window.page.bring_to_front()
+    yield tab
+    await tab.close()
+
+
+@asynccontextmanager
 async def calling(
     url: str, tool: str, arguments: dict[str, object], name: str = "robot"
 ) -> AsyncIterator[asyncio.Task[str]]:
@@ -97,10 +108,8 @@ async def test_the_first_page_leads_to_a_called_tool(window: Window) -> None:
 
 
 async def test_a_connection_is_previewed_and_its_tools_arrive_live(window: Window) -> None:
-    async with provider() as peer:
-        page, other = window.page, await window.context.new_page()
-        await other.goto(f"{window.base}/console/tools")
-        await other.wait_for_selector("#live[data-state=on]")
+    page = window.page
+    async with provider() as peer, tab_behind(window, "/tools") as other:
         await page.click("nav >> text=Connections")
         await page.click("text=Add a connection")
         await page.fill("#source", peer.spec)
@@ -189,10 +198,12 @@ async def test_no_card_moves_under_the_pointer(window: Window) -> None:
 
 
 async def test_a_decided_card_says_by_whom_to_everybody_and_the_focus_stays(window: Window) -> None:
-    page, other = window.page, await window.context.new_page()
+    page, updated = window.page, {"id": 5, "stock": 2}
     await window.open("/approvals")
-    await other.goto(f"{window.base}/console/approvals")
-    async with calling(window.gateway.mcp, "demo_update_book", {"id": 5, "stock": 2}) as updating:
+    async with (
+        tab_behind(window, "/approvals") as other,
+        calling(window.gateway.mcp, "demo_update_book", updated) as updating,
+    ):
         await expect(page.locator("#voice")).to_contain_text("demo_update_book")
         ended = f"#{await page.get_attribute(WAITING, 'id')}.ended"
         await page.locator(f"{WAITING} >> text=Approve once").focus()
@@ -208,7 +219,6 @@ async def test_a_decided_card_says_by_whom_to_everybody_and_the_focus_stays(wind
         await page.keyboard.press("g")
         await page.keyboard.press("a")
         await expect(page.locator("#no-cards")).to_be_visible()
-    await other.close()
 
 
 async def test_a_change_is_compared_and_accepted(window: Window) -> None:
