@@ -19,11 +19,16 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from gateway.cli import main
+
 START_SECONDS = 120.0  # two, where the machine has nothing else to do
 COMMAND = (sys.executable, "-m", "gateway")
 
 _forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload(["gateway.server", "gateway.cli.manage", "gateway.cli.inspect"])
+_forking.set_forkserver_preload(
+    ["tests.processes", "gateway.server", "gateway.cli.main", "gateway.cli.inspect"]
+    + ["gateway.cli.serving", "typer.rich_utils", "rich.markdown"]
+)
 
 
 class ForkedGateway:
@@ -87,8 +92,6 @@ def _run(
         sys.stdin = os.fdopen(stdin.detach())
     os.chdir(cwd)
     sys.argv = ["gateway", *words]
-    from gateway.cli import main
-
     main()
 
 

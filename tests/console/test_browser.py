@@ -198,7 +198,8 @@ async def test_no_card_moves_under_the_pointer(window: Window) -> None:
 
 
 async def test_a_decided_card_says_by_whom_to_everybody_and_the_focus_stays(window: Window) -> None:
-    page, updated = window.page, {"id": 5, "stock": 2}
+    page = window.page
+    updated: dict[str, object] = {"id": 5, "stock": 2}
     await window.open("/approvals")
     async with (
         tab_behind(window, "/approvals") as other,
