@@ -31,7 +31,7 @@ os.environ["SSL_CERT_FILE"] = str(authority(Path(TRUSTED.name), "trusted").file)
 # Few examples, the same in every run; `make test-slow` looks for more with the other profile.
 ON_A_BUSY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 register_profile = hypothesis_settings.register_profile
-register_profile("quick", max_examples=25, derandomize=True, **ON_A_BUSY_MACHINE)
+register_profile("quick", max_examples=15, derandomize=True, **ON_A_BUSY_MACHINE)
 register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 

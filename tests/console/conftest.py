@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000  # a busy machine draws slowly; nothing here waits for time
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--renderer-process-limit=1",
+    *("--renderer-process-limit=1", "--in-process-gpu"),
 )
 TOKENS = {name: token_of(name) for name in ("root", "eve", "ann")}
 DEMO = f"""
