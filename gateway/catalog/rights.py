@@ -304,10 +304,10 @@ def _merge(configured: Settings, held: Mapping[Key, Any], lost: Mapping[str, Rol
         for table in ("principals", "roles", "bundles", "routes")
     }
     for (kind, name), value in held.items():
-        if kind == "route" and value is not None:
+        if kind == "route" and value is not None and name.count("/") < 2:
             workflow, _, role = name.partition("/")
             added["routes"][workflow] = {**added["routes"].get(workflow, {}), role: value}
-        elif value is not None:
+        elif kind != "route" and value is not None:
             added[f"{kind}s"][name] = value
     added["roles"] = {**lost, **added["roles"]}
     return configured.model_copy(update=added)

@@ -323,10 +323,10 @@ class _OpenPage:
 
     async def step(self, say: Say) -> bool:
         """Sends what is new; False: the session is over."""
-        if self.feed.closing:
-            return False
         try:
             async with self.feed.turn:
+                if self.feed.closing:
+                    return False
                 visit = await self.visit()
                 await self.feed.say_watched()
                 seen, news = await self._seen(visit), b""

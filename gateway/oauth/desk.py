@@ -162,7 +162,8 @@ class Desk:
         granted = " ".join(granted_scope(scope, admin=person.admin))
         where = resource or f"{self._at.url}/mcp"
         asked = AuthorizationRequest(client.id, client.name, "", "", "", where, granted)
-        claims, code_id = self._at.claims_of(person, by), secrets.token_hex(16)
+        proof, code_id = self._at.identity.proof(person.name), secrets.token_hex(16)
+        claims = self._at.claims_of(person, by, proof)
         return await self._at.grants.open(asked, person.name, claims, code_id, renewable=False)
 
     def _keys_for(self, jwks_url: str) -> SigningKeys:

@@ -12,6 +12,7 @@ page of ours; any other mistake goes back to the client.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -177,7 +178,7 @@ class Entrance:
         known = await get_consent(self.at.db, person.name, asked.client.id)
         if (
             known is not None
-            and known.digest == asked.client.digest
+            and known.digest == _bound(asked.client.digest, session)
             and set(scope) <= set(known.scope.split())
         ):
             return self._with_code(request, " ".join(scope), session)
@@ -230,20 +231,21 @@ class Entrance:
             return self._back(asked.redirect_uri, asked.state, denied)
         offered = granted_scope(asked.scope, admin=session.principal.admin)
         ticked = [name for name in offered if name == "tools:read" or form.get(name)]
-        consent = Consent(
-            session.principal.name, asked.client_id, held["digest"], " ".join(ticked), time.time()
-        )
+        digest = _bound(held["digest"], session)
+        name, scope = session.principal.name, " ".join(ticked)
+        consent = Consent(name, asked.client_id, digest, scope, time.time())
         await save_consent(self.at.db, consent)
-        name, client = session.principal.name, asked.client_name
+        client = asked.client_name
         log.info("client allowed", principal=name, client=client, resource=asked.resource)
-        return self._with_code(asked, consent.scope, session)
+        return self._with_code(asked, scope, session)
 
     def _with_code(
         self, asked: AuthorizationRequest, scope: str, session: ConsoleSession
     ) -> Response:
         person = session.principal
         request = AuthorizationRequest(**{**asdict(asked), "scope": scope})
-        code = self.at.grants.code(request, person.name, self.at.claims_of(person, session.by))
+        claims = self.at.claims_of(person, session.by, session.proof)
+        code = self.at.grants.code(request, person.name, claims)
         return self._back(asked.redirect_uri, asked.state, code)
 
     def _back(self, redirect: str, state: str | None, outcome: str | OAuthError) -> Response:
@@ -269,8 +271,8 @@ class Entrance:
     async def own_form(self, request: HttpRequest) -> tuple[ConsoleSession, Form]:
         """A form of a page that we showed in this session. Raises HTTPException for any other."""
         check_origin(request)
-        session = await self.session(request)
         form = await read_form(request, CLIENT_DOCUMENT_BYTES)
+        session = await self.session(request)  # behind what the client can draw out
         if session is None or not session.owns(form.get("csrf", "")):
             words = "This form is not from a page of your session: go back and load it again."
             raise HTTPException(403, words)
@@ -399,6 +401,11 @@ class Entrance:
             return None
         good = value.get("kind") == kind and value["expires"] > time.time()
         return value if good else None
+
+
+def _bound(digest: str, session: ConsoleSession) -> str:
+    """What a consent holds for: this client as it is, and whoever has the token of this session."""
+    return hashlib.sha256(f"{digest} {session.proof}".encode()).hexdigest()
 
 
 def _cookie_of(state: str) -> str:

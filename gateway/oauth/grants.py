@@ -166,7 +166,6 @@ class Grants:
         if held is None or grant is None or grant.client_id != client_id:
             raise OAuthError("invalid_grant", "the refresh token is unknown")
         if self._person(grant.principal, grant.claimed) is None:
-            await revoke_client_grants(self._db, self._clock(), id=grant.id)
             raise OAuthError("invalid_grant", "its person is no more, or has another token now")
         if resource is not None and resource != grant.resource:
             raise OAuthError("invalid_target", "the grant is for another resource")

@@ -60,7 +60,7 @@ async def leave(db: Database, replica_id: str) -> None:
 async def bury_the_dead(db: Database, us: Replica) -> list[str]:
     """Removes earlier processes of this host that no longer run, without waiting for silence."""
     others = (_replicas.c.pid != us.pid) | (_replicas.c.started_at < LOADED_AT)
-    here = select(_replicas).where(others).filter_by(host=us.host)
+    here = select(_replicas).where(others, _replicas.c.id != us.id).filter_by(host=us.host)
     found = await db.read(lambda tx: tx.execute(here).all())
     dead = [each.id for each in found if each.pid == us.pid or not is_running(each.pid)]
     await asyncio.gather(*(leave(db, id) for id in dead))

@@ -47,7 +47,7 @@ def _all(tx: Connection) -> Rows:
 
 
 def _settings(raw: Any) -> Mapping[str, Any]:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if isinstance(found := json_value(raw or b""), dict):
             return found
     return {"settings that are no JSON object": None}

@@ -347,7 +347,8 @@ class ConsoleSession:
     id: str
     principal: Principal
     expires: float
-    by: str = "token"  # what proved the person: a token, or an OpenID provider
+    by: str  # what proved the person: a token, or an OpenID provider
+    proof: str  # of the token that it was opened with
 
     @property
     def csrf(self) -> str:
@@ -379,8 +380,7 @@ class ConsoleSessions:
         """The cookie for a link that was not used yet. Raises Unauthenticated, as all do here."""
         id, expires = self._opened(link, LINK)
         principal = first_admin(self._identity)
-        used_now = await first_use(self._db, id, expires)
-        if principal is None or not used_now:
+        if not await first_use(self._db, id, expires) or principal is None:
             raise Unauthenticated("the link was used already")
         return self._cookie(principal)
 
@@ -403,7 +403,7 @@ class ConsoleSessions:
         same = hmac.compare_digest(proof, self._identity.proof(name))
         if principal is None or not same or await is_ended(self._db, id):
             raise Unauthenticated("the session is over")
-        return ConsoleSession(id, principal, expires, claimed["by"])
+        return ConsoleSession(id, principal, expires, claimed["by"], proof)
 
     async def end(self, session: ConsoleSession) -> None:
         """Signs out, everywhere."""

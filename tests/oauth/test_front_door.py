@@ -189,6 +189,11 @@ async def test_a_token_that_config_replaces_ends_what_clients_were_let_in_for_by
             refused = await program.refresh(live["refresh_token"])
             assert refused.json()["error"] == "invalid_grant"
             assert await program.status(others["access_token"]) == 200
+            newer = Person(one.url, "another-token-0123456789")
+            async with newer.http:
+                assert newer.questions == 0
+                await program.sign_in(newer)
+                assert newer.questions == 1  # what the other token allowed is not theirs
     async with gateway_on(config, edited, at=port) as two:  # which never knew the other token
         program.http = Program(two.url).http
         async with program.http:
