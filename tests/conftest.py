@@ -84,16 +84,16 @@ class Running:
         return f"{self.url}/mcp"
 
 
-_readers: list[Workers] = []
+_readers: list[Callable[[], Any]] = [Workers]
 
 
 @pytest.fixture(scope="module", autouse=True)
 async def readers() -> AsyncIterator[None]:
     """The processes that read definitions, warm for all gateways of a module."""
     async with Workers() as made:
-        _readers.append(made)
+        _readers.append(lambda: nullcontext(made))
         yield
-        _readers.remove(made)
+        _readers.pop()
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def gateway_on(config: Path, text: str = OPEN, at: int = 0) -> AsyncIterat
     await asyncio.to_thread(config.write_text, text, encoding="utf-8")
     with bind("127.0.0.1", at) as bound:
         port: int = bound.getsockname()[1]
-        place = Place(config, "127.0.0.1", port, readers=lambda: nullcontext(_readers[-1]))
+        place = Place(config, "127.0.0.1", port, readers=_readers[-1])
         async with running(settings, place) as app:
             server = app.server(place, grace=2, announce=False)
             task = asyncio.create_task(server.serve(sockets=[bound]))
