@@ -31,7 +31,7 @@ from gateway.model import Principal
 from gateway.oauth.clients import Client
 from gateway.oauth.documents import granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import CORS, Handler, Premises, json_answer
+from gateway.oauth.premises import CORS, Handler, Premises, claims_of, json_answer
 from gateway.oauth.provider import principal_name
 from gateway.store.cluster import first_use
 from gateway.web.guard import read_body, read_form
@@ -163,7 +163,7 @@ class Desk:
         where = resource or f"{self._at.url}/mcp"
         asked = AuthorizationRequest(client.id, client.name, "", "", "", where, granted)
         proof, code_id = self._at.identity.proof(person.name), secrets.token_hex(16)
-        claims = self._at.claims_of(person, by, proof)
+        claims = claims_of(person, by, proof)
         return await self._at.grants.open(asked, person.name, claims, code_id, renewable=False)
 
     def _keys_for(self, jwks_url: str) -> SigningKeys:

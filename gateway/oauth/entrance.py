@@ -40,7 +40,7 @@ from gateway.oauth.documents import (
     granted_scope,
 )
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import Handler, Premises
+from gateway.oauth.premises import Handler, Premises, claims_of
 from gateway.oauth.provider import NoSignIn, Provider, principal_name
 from gateway.sign_in.client import new_secret
 from gateway.sign_in.discovery import CALLBACK
@@ -244,7 +244,7 @@ class Entrance:
     ) -> Response:
         person = session.principal
         request = AuthorizationRequest(**{**asdict(asked), "scope": scope})
-        claims = self.at.claims_of(person, session.by, session.proof)
+        claims = claims_of(person, session.by, session.proof)
         code = self.at.grants.code(request, person.name, claims)
         return self._back(asked.redirect_uri, asked.state, code)
 

@@ -71,10 +71,11 @@ class Premises:
         if self.settings().auth.mode != "oauth":
             raise OAuthError("access_denied", "this gateway does not sign people in", 404)
 
-    def claims_of(self, person: Principal, by: str, proof: str) -> dict[str, Any]:
-        """What a grant keeps of a person beside their name."""
-        claims = {"role": person.role, "organization": person.organization, "admin": person.admin}
-        return {"by": by, "proof": proof, **claims}
+
+def claims_of(person: Principal, by: str, proof: str) -> dict[str, Any]:
+    """What a grant keeps of a person beside their name."""
+    claims = {"role": person.role, "organization": person.organization, "admin": person.admin}
+    return {"by": by, "proof": proof, **claims}
 
 
 def json_answer(value: Mapping[str, Any], status: int = 200) -> Response:
