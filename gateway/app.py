@@ -443,7 +443,6 @@ class Assembly:
         self._run(self.catalog.follow())
         if self.place.adjust is not None:
             self._run(self._watch_config(app, self.place.adjust))
-        self.workers.keep_spare()  # last: a process that starts has other things to load
 
     async def _watch_config(self, app: App, adjust: Adjust) -> None:
         """Applies edits of config.toml for as long as the gateway runs."""

@@ -7,7 +7,6 @@ and what a stdio server has started itself is not ended with it.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -36,12 +35,14 @@ def signal_number(name: str) -> int:
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
     """Runs to the end, on the faster event loop where there is one."""
-    (_find("uvloop") or asyncio).run(main)
+    (_find("uvloop") or import_module("asyncio")).run(main)
 
 
 def hear_signal(number: int, heard: Callable[[], None]) -> Callable[[], object]:
     """Has a signal call back on the running loop; what is returned takes that back."""
-    loop = asyncio.get_running_loop()
+    from asyncio import get_running_loop  # readers of definitions start without asyncio
+
+    loop = get_running_loop()
     try:
         loop.add_signal_handler(number, heard)
     except NotImplementedError:  # Windows

@@ -3,7 +3,7 @@
 A reader does one job at a time and stays warm for the next. One that is not done by its deadline,
 crashes or grew large is ended; its document is refused in words, and the next job gets a new
 reader. Two at a time build tools; work on large answers and the validator's advice have a reader
-each, so that neither stands in a build's way.
+each, so that neither stands in a build's way. The validator's goes when it has nothing to do.
 
 The pool is our own: a library's hands a child our environment with its secrets, imports our main
 module in it, and unpickles what it says, so that whoever takes a reader over has the gateway.
@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
-from gateway.limits import QUEUE_SECONDS, READ_SECONDS, READER_BYTES
+from gateway.limits import QUEUE_SECONDS, READ_SECONDS, READER_BYTES, REMEMBER_SECONDS
 from gateway.model import Build, Problem, Source, decode_build
 from gateway.reader import LENGTH, Job, JobResult, advise, build_tools
 from gateway.system import signal_number
@@ -38,20 +38,13 @@ class Workers:
         self._builds = _Pool("build", count)
         self._work = _Pool("build", 1)
         self._advice = _Pool("advise", 1)
-        self._spare: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._spare is not None:
-            await self._spare
         for pool in (self._builds, self._work, self._advice):
             await pool.close()
-
-    def keep_spare(self) -> None:
-        """Has one reader warm from now on, also when there is nothing to read."""
-        self._spare = self._spare or asyncio.create_task(self._builds.warm_up())
 
     async def build(self, packed: bytes, source: Source, deadline: float = READ_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
@@ -108,11 +101,6 @@ class _Pool:
             # A reader that others ended says nothing about this document.
             return await self._ask(job, seconds)
 
-    async def warm_up(self) -> None:
-        """Has a reader started for the first job."""
-        async with self._place():
-            self._idle.append(await _start_reader(self._role))
-
     async def close(self) -> None:
         """Ends every reader; who waits for an answer hears of it."""
         self._closed = True
@@ -120,8 +108,8 @@ class _Pool:
             _kill(reader)
         for _ in range(self._size):
             await self._places.acquire()
-        for reader in self._idle:
-            await self._end(reader)
+        while self._idle:
+            await self._end(self._idle.pop())
         await asyncio.gather(*self._ending)
         for _ in range(self._size):
             self._places.release()  # to those who wait, and hear that it is closed
@@ -149,7 +137,7 @@ class _Pool:
         try:
             async with asyncio.timeout(seconds):
                 answer = await _exchange(reader, job)
-            kept = not (answer.retires or self._idle or self._role == "advise")
+            kept = not (answer.retires or self._idle)
         except TimeoutError as error:
             message = f"Reading the definition took longer than {seconds:g} s."
             raise DefinitionUnreadable(message, "Use a smaller or simpler definition.") from error
@@ -158,20 +146,31 @@ class _Pool:
         finally:
             self._busy.discard(reader)
             if kept:
-                self._idle.append(reader)
+                self._keep(reader)
             else:
                 await self._end(reader)
         if answer.error is not None:
             raise DefinitionUnreadable(*answer.error)
         return answer.data
 
-    async def _end(self, reader: Process) -> None:
+    def _keep(self, reader: Process) -> None:
+        """Has a reader wait for the next job; one that takes much memory only for a while."""
+        self._idle.append(reader)
+        if self._role == "advise":
+            asyncio.get_running_loop().call_later(REMEMBER_SECONDS, self._let_go, reader)
+
+    def _let_go(self, reader: Process) -> None:
+        if reader in self._idle:
+            self._idle.remove(reader)
+            self._end(reader)
+
+    def _end(self, reader: Process) -> asyncio.Future[None]:
         """Ends a reader, also when whoever waits for this is being cancelled."""
         _kill(reader)
         ending = asyncio.get_running_loop().create_task(_drain(reader))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        await asyncio.shield(ending)
+        return asyncio.shield(ending)
 
 
 async def _start_reader(role: str) -> Process:

@@ -15,6 +15,7 @@ import orjson
 import psutil
 import pytest
 
+from gateway.calls.answer import read_part
 from gateway.errors import Broken, DefinitionUnreadable
 from gateway.limits import MAX_OPERATIONS
 from gateway.model import Build, Problem, pack
@@ -135,6 +136,16 @@ async def test_other_work_is_done_or_given_up(
     assert await workers.work(eval, b"b'next'") == b"next"
 
 
+async def test_one_child_reads_a_large_answer_part_by_part(workers: Workers) -> None:
+    answer = orjson.dumps([{"id": number} for number in range(90_000)])
+    children = set()
+    for number in (0, 89_999):
+        part = await read_part(workers.work, answer, "", pointer="", offset=number, limit=1)
+        assert part["value"] == [{"id": number}]
+        children |= {*_children()}
+    assert len(children) == 1
+
+
 async def test_a_crowd_of_endless_work_stands_in_no_builds_way(workers: Workers) -> None:
     endless = b"all(iter(lambda: 1, 0))"
     crowd = [asyncio.create_task(workers.work(eval, endless)) for _ in range(600)]
@@ -184,11 +195,13 @@ async def test_a_validator_gives_advice_beside_the_builds(workers: Workers) -> N
     )
 
     good = await workers.advise(pack(SMALL))
+    (kept,) = _children()
     bad = await workers.advise(pack(orjson.dumps({**definition, "info": {}})))
 
     assert good == ()
     assert bad and {problem.severity for problem in bad} == {"info"}
-    assert _children() == []
+    assert _children() == [kept]
+    await until(lambda: not _children(), 30)
 
 
 async def test_advice_on_what_is_too_large_is_skipped(workers: Workers) -> None:
@@ -266,21 +279,3 @@ async def test_one_like_stripes_takes_two_seconds_and_lists_in_two_megabytes() -
 def _cpu_of_ended_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-async def test_a_spare_child_is_there_first_and_stays() -> None:
-    async with Workers() as workers:
-        workers.keep_spare()
-        await until(lambda: len(_children()) == 1)
-        (spare,) = _children()
-        await workers.build(pack(SMALL), SOURCE)
-
-        assert _children() == [spare]
-    assert not _children()
-
-
-async def test_a_spare_child_that_is_still_starting_is_ended_with_the_others() -> None:
-    async with Workers() as workers:
-        workers.keep_spare()
-
-    assert not _children()

@@ -22,13 +22,12 @@ from functools import lru_cache
 from http import HTTPStatus
 from http.client import responses
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from msgspec.structs import replace
 
 from gateway.calls.arguments import problem, step_into
-from gateway.calls.record import own_result
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import (
@@ -41,7 +40,6 @@ from gateway.limits import (
     STEP_BYTES,
 )
 from gateway.model import HEADERS_META, Result
-from gateway.outbound.client import Answer, Pairs
 from gateway.outbound.content import (
     CUT_JSON,
     NOT_JSON,
@@ -53,6 +51,9 @@ from gateway.outbound.content import (
     may_be_json,
     text_or_base64,
 )
+
+if TYPE_CHECKING:  # where parts are read, in a worker process, there is nothing to be sent
+    from gateway.outbound.client import Answer, Pairs
 
 Kept = tuple[str, bytes]  # the media type and the body of an answer
 
@@ -270,6 +271,12 @@ def _words(value: Any, depth: int = 0) -> str | None:
         ordered = [folded[name] for name in _WORD_FIELDS if name in folded]
         return next((w for item in ordered if (w := _words(item, depth + 1))), None)
     return None
+
+
+def own_result(text: str, structured: Mapping[str, Any], *, failed: bool = False) -> Result:
+    """A result of our own: words for the model, structure for programs."""
+    content = [{"type": "text", "text": text}]
+    return {"content": content, "structuredContent": structured, "isError": failed}
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.calls.answer import preview_result
-from gateway.calls.record import own_result
+from gateway.calls.answer import own_result, preview_result
 from gateway.config.profiles import Serving
 from gateway.errors import CODES, GatewayError
 from gateway.limits import RESULT_SECONDS, SUMMARY_CHARS

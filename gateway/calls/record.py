@@ -21,6 +21,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.calls.answer import own_result
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import (
@@ -355,12 +356,6 @@ def _named(value: Any, name: str) -> Any:
         value = list(value.values())
     inside = map(_named, value, repeat(name)) if isinstance(value, list) else ()
     return next((found for found in inside if found is not None), None)
-
-
-def own_result(text: str, structured: Mapping[str, Any], *, failed: bool = False) -> Result:
-    """A result of our own: words for the model, structure for programs."""
-    content = [{"type": "text", "text": text}]
-    return {"content": content, "structuredContent": structured, "isError": failed}
 
 
 def with_token(result: Result, token: str | None) -> Result:

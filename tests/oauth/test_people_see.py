@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Route, async_playwright
+from playwright.async_api import async_playwright
 
 from tests.conftest import Running
 from tests.console.conftest import CHROMIUM, FLAGS, needs_browser
@@ -41,26 +41,17 @@ async def test_signing_in_and_allowing_fit_a_phone_and_need_no_script(
         )
         refused: list[str] = []
         page.on("console", lambda message: refused.append(message.text))
-        went: list[str] = []
-
-        async def arrive(route: Route) -> None:
-            went.append(route.request.url)
-            await route.abort()
-
-        await page.route("http://127.0.0.1:41999/**", arrive)
         await page.goto(f"{gateway.url}{program.link()}")
         await page.fill("input[name=token]", TOKENS["bob"])
         await page.click("text=Sign in >> nth=-1")
         await page.wait_for_selector("text=Allow this client?")
         box = await page.locator("main").bounding_box()
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
-        await page.click("button:has-text('Allow')")
-        for _ in range(100):
-            if went:
-                break
-            await page.wait_for_timeout(50)
+        async with page.expect_request("http://127.0.0.1:41999/**") as going:
+            await page.click("button:has-text('Allow')")
+        went = (await going.value).url
         await browser.close()
-    assert went and "code=" in went[0]
+    assert "code=" in went
     assert not [each for each in refused if "Content Security Policy" in each]
 
 
