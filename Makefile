@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 INSTALL := install -qq --disable-pip-version-check -c constraints.txt
 PIP := $(PY) -m pip $(INSTALL)
-PYTEST := $(PY) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(PY) -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 AXE := tests/console/test_accessibility.py
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
