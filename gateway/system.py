@@ -40,9 +40,7 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def hear_signal(number: int, heard: Callable[[], None]) -> Callable[[], object]:
     """Has a signal call back on the running loop; what is returned takes that back."""
-    from asyncio import get_running_loop  # readers of definitions start without asyncio
-
-    loop = get_running_loop()
+    loop = import_module("asyncio").get_running_loop()  # readers start without asyncio
     try:
         loop.add_signal_handler(number, heard)
     except NotImplementedError:  # Windows

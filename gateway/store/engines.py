@@ -209,6 +209,7 @@ def _sqlite_engine(path: Path, size: int, pragma: str) -> Engine:
 
 def _configure(pragma: str, connection: Any, record: object) -> None:
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA temp_store = MEMORY")  # else every batch writes a file in /var/tmp
     connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_BURST_BYTES}")
     connection.execute(pragma)
 
