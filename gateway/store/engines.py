@@ -84,10 +84,10 @@ class Sqlite:
         self._path = path
         self._lock = path.with_name(path.name + ".lock")
         self._seconds = seconds
-        self._writer = _sqlite_engine(path, 1, "PRAGMA journal_mode = WAL")
+        self._writer = _sqlite_engine(path, 1, "journal_mode = WAL")
         # The write lock at once: no transaction fails halfway because another process was faster.
         event.listen(self._writer, "begin", lambda tx: tx.exec_driver_sql("BEGIN IMMEDIATE"))
-        self._readers = _sqlite_engine(path, limits.STORE_READERS, "PRAGMA query_only = ON")
+        self._readers = _sqlite_engine(path, limits.STORE_READERS, "query_only = ON")
         self._write_thread = ThreadPoolExecutor(1, "store-write")
         self._read_threads = ThreadPoolExecutor(limits.STORE_READERS, "store-read")
 
@@ -208,10 +208,10 @@ def _sqlite_engine(path: Path, size: int, pragma: str) -> Engine:
 
 
 def _configure(pragma: str, connection: Any, record: object) -> None:
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA temp_store = MEMORY")  # else every batch writes a file in /var/tmp
-    connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_BURST_BYTES}")
-    connection.execute(pragma)
+    # Without the second, every batch also writes a file in /var/tmp.
+    of_all = ("synchronous = FULL", "temp_store = MEMORY")
+    for each in (*of_all, f"journal_size_limit = {limits.STORE_BURST_BYTES}", pragma):
+        connection.execute(f"PRAGMA {each}")
 
 
 class Postgres:
