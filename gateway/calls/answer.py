@@ -275,8 +275,7 @@ def _words(value: Any, depth: int = 0) -> str | None:
 
 def own_result(text: str, structured: Mapping[str, Any], *, failed: bool = False) -> Result:
     """A result of our own: words for the model, structure for programs."""
-    content = [{"type": "text", "text": text}]
-    return {"content": content, "structuredContent": structured, "isError": failed}
+    return {"content": [_text(text)], "structuredContent": structured, "isError": failed}
 
 
 def _text(text: str) -> dict[str, Any]:
