@@ -97,6 +97,7 @@ async def test_the_first_page_leads_to_a_called_tool(window: Window) -> None:
     await expect(page.locator("#tasks")).to_contain_text("All is well")
     await expect(page.locator("#picture")).to_contain_text("Book shop")
     await page.click("text=Choose one")
+    await page.wait_for_url("**/tools")  # its script has come too, which looks at what is typed
     await page.fill("#search", "find a book by its author")
     await page.wait_for_url("**/tools?q=find*")
     await page.click("text=demo_search_books")
