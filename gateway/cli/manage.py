@@ -174,8 +174,7 @@ def deny(gateway: Remote, id: Approval) -> None:
 
 
 def _decide(gateway: Remote, id: str, decision: str) -> Any:
-    path = f"/approvals/{segment(gateway.find_id('/approvals', id))}"
-    return gateway.rest("POST", path, {"decision": decision})
+    return gateway.rest("POST", gateway.find("/approvals", id), {"decision": decision})
 
 
 def _become_of(gateway: Remote, decided: dict[str, Any]) -> str:
@@ -214,8 +213,7 @@ def revoke_grant(gateway: Remote, id: Standing) -> None:
 
     Example: `gateway approvals revoke 01a1…`
     """
-    id = gateway.find_id("/standing-grants", id)
-    gateway.act("DELETE", f"/standing-grants/{segment(id)}", "{tool} is asked about again")
+    gateway.act("DELETE", gateway.find("/standing-grants", id), "{tool} is asked about again")
 
 
 # --- grants ---------------------------------------------------------------------------------------
@@ -238,8 +236,7 @@ def revoke_oauth_grant(gateway: Remote, id: Grant) -> None:
 
     Example: `gateway grants revoke 01a1…`
     """
-    id = gateway.find_id("/grants", id)
-    gateway.act("DELETE", f"/grants/{segment(id)}", "{client_name} is let in no longer")
+    gateway.act("DELETE", gateway.find("/grants", id), "{client_name} is let in no longer")
 
 
 # --- credentials ----------------------------------------------------------------------------------
@@ -266,11 +263,11 @@ def put_credential(
 
     Example: `gateway credentials put crm < key.txt`
     """
-    name = gateway.find_id("/credentials", name, "connection")
+    path = gateway.find("/credentials", name, "connection")
     secret = sys.stdin.readline().strip() if not sys.stdin.isatty() else getpass("Key: ")
     fields = {"token": secret, "value": secret}
     body = {"username": username, "password": secret} if username else fields
-    gateway.act("PUT", f"/credentials/{segment(name)}", "your calls of {connection} use it", body)
+    gateway.act("PUT", path, "your calls of {connection} use it", body)
 
 
 @remote_command(credentials, "sign-in")
@@ -280,9 +277,8 @@ def sign_in(gateway: Remote, name: Own) -> None:
     Example: `gateway credentials sign-in github`
     """
     name = gateway.find_id("/credentials", name, "connection")
-    path = f"/credentials/{segment(name)}"
     before = _signed_in_at(gateway, name)
-    link = gateway.rest("POST", f"{path}/sign-in")["sign_in_url"]
+    link = gateway.rest("POST", f"/credentials/{segment(name)}/sign-in")["sign_in_url"]
     print(f"Open this link to sign in to {name}:\n{link}", file=sys.stderr)
     if sys.stdout.isatty():
         webbrowser.open(link)
@@ -305,8 +301,8 @@ def delete_credential(gateway: Remote, name: Own) -> None:
 
     Example: `gateway credentials delete github`
     """
-    name = gateway.find_id("/credentials", name, "connection")
-    gateway.act("DELETE", f"/credentials/{segment(name)}", "signed out of {connection}")
+    path = gateway.find("/credentials", name, "connection")
+    gateway.act("DELETE", path, "signed out of {connection}")
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -329,8 +325,8 @@ def accept_change(gateway: Remote, id: Change) -> None:
 
     Example: `gateway changes accept 01a1…`
     """
-    id = gateway.find_id("/changes", id, status="held")
-    gateway.act("POST", f"/changes/{segment(id)}/accept", "{tool} is {status}")
+    held = gateway.find("/changes", id, status="held")
+    gateway.act("POST", f"{held}/accept", "{tool} is {status}")
 
 
 @remote_command(changes, "reject")
@@ -339,8 +335,8 @@ def reject_change(gateway: Remote, id: Change) -> None:
 
     Example: `gateway changes reject 01a1…`
     """
-    id = gateway.find_id("/changes", id, status="held")
-    gateway.act("POST", f"/changes/{segment(id)}/reject", "{tool} is {status}")
+    held = gateway.find("/changes", id, status="held")
+    gateway.act("POST", f"{held}/reject", "{tool} is {status}")
 
 
 # --- executions -----------------------------------------------------------------------------------
@@ -383,6 +379,5 @@ def show_execution(gateway: Remote, id: Execution) -> None:
 
     Example: `gateway executions show 01a1…`
     """
-    path = f"/executions/{segment(gateway.find_id('/executions', id))}"
-    found = gateway.rest("GET", path)
+    found = gateway.rest("GET", gateway.find("/executions", id))
     gateway.show(found, lambda: show_details(found))

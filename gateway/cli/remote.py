@@ -175,6 +175,10 @@ class Remote:
         )
         fail(f"{start!r} is the start of {len(rows)}; give more of it:\n" + "\n".join(told), 2)
 
+    def find(self, path: str, start: str, by: str = "id", **query: str) -> str:
+        """The path of the one thing whose id starts so."""
+        return f"{path}/{segment(self.find_id(path, start, by, **query))}"
+
     def act(self, method: str, path: str, words: str, body: Any = None) -> None:
         """Does one thing over the REST API and says so, in words that may name what it answered."""
         answer = self.rest(method, path, body)

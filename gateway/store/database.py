@@ -16,6 +16,7 @@ together at its end.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +74,7 @@ class Database:
         self._waiting: list[Work] = []
         self._soon: list[Work] = []
         self._soon_bytes = 0
-        self._wake = asyncio.Event()
+        self._wake, self._wakes_at = asyncio.Event(), math.inf
         self._task: asyncio.Task[None] | None = None
         self._closing = self._down = self._writing = False
 
@@ -129,21 +130,19 @@ class Database:
             async with asyncio.timeout(limits.STORE_WRITE_SECONDS):
                 return await answer
 
-    def write_soon(self, unit: Unit, size: int = 0, *, at_once: bool = False) -> bool:
-        """Takes a unit for the next batch; False (and counted) where there is no room left.
+    def write_soon(self, unit: Unit, size: int = 0, within: float = limits.SETTLE_SECONDS) -> bool:
+        """Takes a unit for the next batch, which waits so many seconds for more at most.
 
-        `at_once`: others may ask for it soon, so that the batch does not wait for more.
+        False (and counted) where there is no room left.
         """
         size += 1024  # of memory that a unit takes beside its JSON, about
         if self._closing or self._soon_bytes + size > limits.STORE_BURST_BYTES:
             self.dropped += 1
             return False
-        if at_once:
-            self._wake.set()
-        elif not self._soon:
-            self._wake_in(limits.SETTLE_SECONDS)
         self._soon.append(Work(unit, size=size))
         self._soon_bytes += size
+        is_much = self._soon_bytes > limits.STORE_BURST_BYTES // 8
+        self._wake_within(limits.SETTLE_SECONDS if is_much else within)
         return True
 
     async def settle(self) -> None:
@@ -160,6 +159,7 @@ class Database:
         while self._waiting or self._soon or not self._closing:
             await self._wake.wait()
             self._wake.clear()
+            self._wakes_at = math.inf
             self._writing = True
             stored = await self._commit(self._take())
             self._writing = False
@@ -168,10 +168,13 @@ class Database:
             elif self._closing:
                 return
             elif not stored:
-                self._wake_in(limits.REST_SECONDS)
+                self._wake_within(limits.REST_SECONDS)
 
-    def _wake_in(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._wake.set)
+    def _wake_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() + seconds < self._wakes_at:
+            self._wakes_at = loop.time() + seconds
+            loop.call_later(seconds, self._wake.set)
 
     def _take(self) -> list[Work]:
         # What its caller gave up meanwhile must not happen either.

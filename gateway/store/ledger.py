@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 
 from gateway.errors import Broken, Fixable
-from gateway.limits import RESULTS_BYTES, STORE_ROWS
+from gateway.limits import REST_SECONDS, RESULTS_BYTES, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
 from gateway.store.database import (
@@ -136,8 +136,9 @@ def record_finished(db: Database, execution: Execution) -> bool:
     written = {name: json_bytes(row[name]) for name in JSON_COLUMNS if row[name] is not None}
     size = sum(map(len, written.values()))
     row |= written
-    # One that was begun stays: what `begin` and `finish` said is on disk already.
-    return db.write_soon(lambda tx: add_row(tx, _table, row), size)
+    # One that was begun stays: what `begin` and `finish` said is on disk already. Many go together:
+    # the writing thread and the event loop hold each other up for each statement.
+    return db.write_soon(lambda tx: add_row(tx, _table, row), size, within=REST_SECONDS)
 
 
 async def get_execution(db: Database, id: str) -> Execution | None:

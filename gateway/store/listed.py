@@ -57,7 +57,7 @@ def keep_list(
         elif before != id:
             signal(tx, LISTED, client.payload)
 
-    db.write_soon(unit, at_once=True)
+    db.write_soon(unit, within=0.0)
 
 
 async def tell_first(db: Database, client: ListHolder, id: str) -> bool:
