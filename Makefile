@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules 
 .venv/run: pyproject.toml constraints.txt
 	@echo "Setting up .venv, which takes up to half a minute the first time"
 	@python3 -m venv --without-pip .venv
-	@python3 -m pip --python $(PY) $(INSTALL) pip || python3 -m venv --upgrade-deps .venv
+	@python3 -m pip --python $(PY) $(INSTALL) pip 2>/dev/null || python3 -m venv --upgrade-deps .venv
 	@$(PIP) --no-compile -e .  # modules are compiled as they are first loaded
 	@touch .venv/run
 
