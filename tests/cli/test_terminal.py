@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,7 +61,7 @@ async def test_lists_fit_a_terminal_and_their_short_ids_are_taken(asking: Runnin
     denied = await piped(asking, "approvals", "deny", short)
     assert denied == "Denied: demo_update_book was not called.\n"
     shown = await piped(asking, "executions", "show", first["execution_id"][:16])
-    assert "status: denied\n" in shown and re.search(r"created_at: .+ \((now|.+ ago)\)", shown)
+    assert "status: denied\n" in shown and ("(now)" in shown or " ago)" in shown)
     missing = await piped(asking, "executions", "show", "ffff", code=1)
     assert missing.endswith("gateway executions list names yours.\n")
 
