@@ -157,7 +157,8 @@ def approve(
 
     Example: `gateway approvals approve 01a1…`
     """
-    decided = _decide(gateway, id, "always_allow" if always else "approve")
+    decision = "always_allow" if always else "approve"
+    decided = gateway.rest("POST", gateway.find("/approvals", id), {"decision": decision})
     gateway.show(decided, lambda: print(f"Approved: {_become_of(gateway, decided)}"))
     if always and not gateway.as_json:
         print("Later calls are not asked about: `gateway approvals grants` lists what is allowed.")
@@ -169,12 +170,8 @@ def deny(gateway: Remote, id: Approval) -> None:
 
     Example: `gateway approvals deny 01a1…`
     """
-    decided = _decide(gateway, id, "deny")
+    decided = gateway.rest("POST", gateway.find("/approvals", id), {"decision": "deny"})
     gateway.show(decided, lambda: print(f"Denied: {decided['tool']} was not called."))
-
-
-def _decide(gateway: Remote, id: str, decision: str) -> Any:
-    return gateway.rest("POST", gateway.find("/approvals", id), {"decision": decision})
 
 
 def _become_of(gateway: Remote, decided: dict[str, Any]) -> str:

@@ -170,9 +170,7 @@ class Remote:
         if len(rows) == 1:
             return str(*rows)
         shown = list(rows)[:MAX_TOLD_ITEMS]
-        told = (
-            _candidate(short, rows[id]) for short, id in zip(shorten(shown), shown, strict=True)
-        )
+        told = map(_candidate, shorten(shown), (rows[id] for id in shown))
         fail(f"{start!r} is the start of {len(rows)}; give more of it:\n" + "\n".join(told), 2)
 
     def find(self, path: str, start: str, by: str = "id", **query: str) -> str:

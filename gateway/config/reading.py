@@ -31,7 +31,7 @@ from watchfiles import awatch
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, AnyConnection, Connection
 from gateway.config.settings import RESTART_TABLES, Permissions, Settings, check_whole
 from gateway.errors import ConfigInvalid, Fixable, GatewayError
-from gateway.limits import MOMENT_SECONDS
+from gateway.limits import MOMENT_SECONDS, SETTLE_SECONDS
 
 log = structlog.get_logger("gateway.reload")
 
@@ -284,9 +284,13 @@ class Watched:
     seen: bytes | None = None
 
     async def look(self) -> None:
-        """Reads the file and applies what is new in it."""
+        """Reads the file and applies what is new in it; one still being written is left alone."""
         try:
             text = await asyncio.to_thread(self.config.read_bytes)
+            if text != self.seen and self.seen is not None:
+                await asyncio.sleep(SETTLE_SECONDS)
+                if text != await asyncio.to_thread(self.config.read_bytes):
+                    return  # the next look finds all of it
         except OSError:
             return  # between two renames of an editor there may be no file
         if text == self.seen:

@@ -302,9 +302,8 @@ class JudgedConnector(aiohttp.TCPConnector):
             limit=limits.MAX_EXCHANGES,
         )
         self._judge = judge
-        self.shown: LRUCache[str, datetime] = LRUCache(
-            limits.MAX_REMEMBERED
-        )  # when certificates end
+        # When certificates end.
+        self.shown: LRUCache[str, datetime] = LRUCache(limits.MAX_REMEMBERED)
 
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:
         """A connection on which nothing was sent yet."""

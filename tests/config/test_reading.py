@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config.connection import ApiKeyAuth, McpConnection
-from gateway.config.reading import parse_connection, parse_settings, read_settings
+from gateway.config.reading import Watched, parse_connection, parse_settings, read_settings
+from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid, Fixable
 from tests.raising import raises
 
@@ -82,3 +84,18 @@ def test_variables_expand_once_in_every_string(
 def test_a_wrong_put_is_refused_with_place(name: str, values: dict[str, Any], message: str) -> None:
     with raises(Fixable, code="connection_invalid", message=message):
         parse_connection(name, values)
+
+
+async def test_a_file_that_is_still_being_written_is_left_alone(tmp_path: Path) -> None:
+    config, first, applied = tmp_path / "config.toml", Settings(), []
+
+    async def apply(settings: Settings) -> None:
+        applied.append(settings.limits.page_tools)
+
+    live = Watched(config, first, first, lambda read: read, apply, lambda _: None)
+    for text in ("[limits]\npage_tools = 7", "", "[limits]\npage_tools = 8"):
+        config.write_text(text, encoding="utf-8")
+        look = asyncio.create_task(live.look())
+        await asyncio.wait([look], timeout=0.1)
+    await look
+    assert applied == [7, 8]

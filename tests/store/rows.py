@@ -12,51 +12,38 @@ from gateway.store.database import Database
 from gateway.store.ledger import insert_in
 from gateway.store.tables import Approval, Change, Execution, StandingGrant
 
+_CALL: Any = {"principal": "ann", "tool": "demo_add_book", "connection": "demo", "session": "s1"}
+_MADE: Any = {**_CALL, "client": "tests/1", "risk": "medium", "created_at": 1000.0}
 _EXECUTION = Execution(
     id="e1",
-    tool="demo_add_book",
-    connection="demo",
-    principal="ann",
+    **_MADE,
     status="executing",
     access="write",
-    risk="medium",
     arguments={"title": "Emma"},
     args_digest="d1",
-    created_at=1000.0,
     revision=7,
     bundle_ids=("one", "two"),
     reason="allowed by level",
-    session="s1",
-    client="tests/1",
     era="2025",
     replica="r1",
 )
 _APPROVAL = Approval(
     id="a1",
+    **_MADE,
     execution_id="e1",
-    principal="ann",
-    tool="demo_add_book",
-    connection="demo",
     fingerprint="f1",
     args_digest="d1",
     arguments={"title": "Emma"},
     sealed_arguments=b"sealed",
-    risk="medium",
-    created_at=1000.0,
     expires_at=1120.0,
-    session="s1",
-    client="tests/1",
     method="POST",
     url="http://127.0.0.1/books",
     warnings=("first write",),
 )
 _GRANT = StandingGrant(
     id="g1",
-    principal="ann",
-    tool="demo_add_book",
-    connection="demo",
+    **_CALL,
     fingerprint="f1",
-    session="s1",
     client="tests",
     request="POST http://127.0.0.1/books",
     granted_by="eve",
