@@ -11,7 +11,7 @@ from __future__ import annotations
 MAX_REMEMBERED = 8192  # names, tokens, views, sessions in a cache: each is found out again
 SETTLE_SECONDS = 0.2  # saves, requests, changes and rows that come together are taken together
 MOMENT_SECONDS = 2.0  # a wait nobody minds; and between two looks, where a signal may be lost
-REST_SECONDS = 1.0  # between two looks or reports, after a first failure, for a child to end
+REST_SECONDS = 1.0  # between looks, reports, records of reads; after a failure; for a child to end
 DOUBT_SECONDS = 5.0  # for an upstream to show that it is alive; between two looks at what fails
 LONGEST_PAUSE_SECONDS = 300.0  # between two tries of what keeps failing, as we or others ask for
 FETCH_SECONDS = 5.0  # for something small that a caller waits for: a name, keys, a link, a document

@@ -93,9 +93,9 @@ async def test_a_file_that_is_still_being_written_is_left_alone(tmp_path: Path) 
         applied.append(settings.limits.page_tools)
 
     live = Watched(config, first, first, lambda read: read, apply, lambda _: None)
-    for text in ("[limits]\npage_tools = 7", "", "[limits]\npage_tools = 8"):
+    page = "[limits]\npage_tools = "
+    for text, seconds in ((f"{page}7", 60.0), ("", 0.1), (f"{page}8", 60.0)):
         config.write_text(text, encoding="utf-8")
         look = asyncio.create_task(live.look())
-        await asyncio.wait([look], timeout=0.1)
-    await look
+        await asyncio.wait([look], timeout=seconds)
     assert applied == [7, 8]
