@@ -114,8 +114,7 @@ class GatewayServer(uvicorn.Server):
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Has a request answered by MCP's endpoint or by the others; each has a number in logs."""
         begin_request()
-        path: str = scope["path"]
-        is_mcp = path == "/mcp" or path.startswith("/mcp/")
+        is_mcp = f"{scope['path']}/".startswith("/mcp/")
         await (self._mcp if is_mcp else self._others)(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -339,7 +338,7 @@ def without_upgrade(data: bytes) -> bytes:
 
     The parser would stop at it and lose the body. The header gets another name, just as long.
     """
-    if b"pgrade:" not in data and b"PGRADE:" not in data:
+    if data.find(b"pgrade:") < 0 and data.find(b"PGRADE:") < 0:
         return data
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nignored", head) + end + rest

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
@@ -172,23 +172,23 @@ def _check_segment(name: str, text: str) -> None:
 # --- query, headers, cookies ----------------------------------------------------------------------
 
 
-def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
+def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> list[str]:
     """`name=text` of a query or of cookies, as often as the style has it."""
     place, is_cookie = parameter.place, parameter.place == "cookie"
     write = percent if is_cookie else parameter_name
     encode = percent_but_reserved if parameter.reserved else percent
     encode = _cookie_value if is_cookie else encode
     if isinstance(value, (str, int)) and not parameter.media_type:  # as most are
-        yield f"{write(parameter.name)}={encode(scalar(value))}"
-        return
+        return [f"{write(parameter.name)}={encode(scalar(value))}"]
     style = "form" if is_cookie or parameter.style == "simple" else parameter.style
-    value = _content(parameter, value)
+    texts, value = [], _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
         # The keys of an exploded object are the caller's: none may pass for another parameter.
         others = (p.name for p in operation.parameters if p.place == place and p is not parameter)
         if name != parameter.name and (name in others or may_reroute(name, place)):
             raise problem(_argument(parameter), f"can't hold the key {name!r} here")
-        yield f"{write(name)}={text}"
+        texts.append(f"{write(name)}={text}")
+    return texts
 
 
 _HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")

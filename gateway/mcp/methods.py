@@ -217,7 +217,7 @@ def _check_param_headers(
 ) -> None:
     """Checks the headers of a call that repeat its arguments, where the tool's schema asks."""
     schema = inquiry.gateway.input_schema(inquiry, name)
-    if schema is None or b'"x-mcp-header"' not in schema:
+    if schema is None or schema.find(b'"x-mcp-header"') < 0:
         return
     headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in fields.items()}
     rejection = validate_mcp_param_headers(json_value(schema), arguments, headers)

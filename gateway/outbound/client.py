@@ -72,7 +72,7 @@ class Answer(Struct, frozen=True):
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
-        return next((value for key, value in self.headers if key == name), None)
+        return dict(self.headers[::-1]).get(name)
 
 
 class NoAnswer(UpstreamFailed):

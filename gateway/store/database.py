@@ -78,7 +78,7 @@ class Database:
         self._task: asyncio.Task[None] | None = None
         self._closing = self._down = self._writing = False
 
-    async def open(self) -> None:
+    async def open(self) -> Database:
         """Connects, brings the tables up to date and starts the writer."""
         try:
             with translated():
@@ -87,6 +87,7 @@ class Database:
             await self.engine.close()
             raise
         self._task = asyncio.create_task(self._run(), name="store-writer")
+        return self
 
     async def close(self) -> None:
         """Writes what still waits, then lets go of the connections."""
@@ -100,9 +101,7 @@ class Database:
         with translated():
             await self.engine.close()
 
-    async def __aenter__(self) -> Database:
-        await self.open()
-        return self
+    __aenter__ = open
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
@@ -309,19 +308,20 @@ def insert_rows(
 ) -> int:
     """Inserts rows, many with one statement; how many are new, or were changed on a conflict.
 
-    All have the same columns in the same order. SQLite's driver would let other threads run after
-    each row, and wait for its turn as often. SQLAlchemy's own way to put many rows into one
-    statement takes longer than the insert, and says a conflict differently for each database.
+    All have the same columns in the same order; those that no row fills are left out. SQLite's
+    driver would let other threads run after each row, and wait for its turn as often. SQLAlchemy's
+    own way to put many rows into one statement takes longer than the insert, and says a conflict
+    differently for each database.
     """
-    columns, count, start = ", ".join(f'"{name}"' for name in rows[0]), 0, 0
-    while start < len(rows):
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    columns, count = ", ".join(f'"{name}"' for name in names), 0
+    while rows:
         # By powers of two: other numbers of rows are other statements, and drivers keep each.
-        size = 1 << min(len(rows) - start, limits.STORE_ROWS).bit_length() - 1
-        part = rows[start : start + size]
-        start += size
-        marks = _marks(is_postgres(tx), len(rows[0]), size)
+        size = 1 << min(len(rows), limits.STORE_ROWS).bit_length() - 1
+        part, rows = rows[:size], rows[size:]
+        marks = _marks(is_postgres(tx), len(names), size)
         statement = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
-        given = tuple([tables.storable(value) for row in part for value in row.values()])
+        given = tuple([tables.storable(row[name]) for row in part for name in names])
         count += tx.exec_driver_sql(statement, given).rowcount
     return count
 
