@@ -151,10 +151,10 @@ class App:
         """Answers what is not MCP."""
         path: str = scope["path"]
         if path not in PROBES:
-            fields = fold(scope["headers"])
-            if b"origin" in fields and is_open_to_all(path):
-                del fields[b"origin"]
             try:
+                fields = fold(scope["headers"])
+                if b"origin" in fields and is_open_to_all(path):
+                    del fields[b"origin"]
                 check_host(self.rules, scope, fields)
             except HTTPException as refusal:
                 await refusal_response(refusal)(scope, receive, send)

@@ -65,7 +65,7 @@ class GatewayError(Exception):
         """Message and hint, as one reads them."""
         if not self.hint:
             return self.message
-        return f"{self.message.rstrip('.')}. {self.hint}"
+        return f"{self.message.rstrip('.')}. {self.hint}".replace("?. ", "? ", 1)
 
     def as_dict(self) -> dict[str, Any]:
         """The shape every edge shows: `{"code", "message", "hint", …}`."""

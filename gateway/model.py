@@ -423,7 +423,7 @@ HEADERS_META = "gateway/headers"  # in its `_meta`: of an API's answer
 
 # --- as bytes -------------------------------------------------------------------------------------
 
-BUILD_CODEC_VERSION = "4"  # another one: what is stored is built anew
+BUILD_CODEC_VERSION = "5"  # another one: what is stored is built anew
 
 encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # two of them are compared
 decode_tool = msgspec.msgpack.Decoder(Tool).decode

@@ -360,7 +360,7 @@ def _items(items: list[Any], pointer: str, offset: int, limit: int, most: int) -
 
 
 def _part(total: int, offset: int, value: str | list[Any]) -> dict[str, Any]:
-    part = {"total": total, "offset": offset, "value": value}
+    part = {"total": total, "offset": min(offset, 2**63), "value": value}
     if value and offset + len(value) < total:
         part["next_offset"] = offset + len(value)
     return part

@@ -123,7 +123,7 @@ class Approvals:
         caller, tool = attempt.caller, attempt.tool
         if not may_always(attempt.snapshot, tool.risk):
             return None
-        return await store.find_grant(
+        grant = await store.find_grant(
             self.db,
             time.time(),
             session=caller.session or "",
@@ -132,6 +132,8 @@ class Approvals:
             principal=attempt.principal,
             fingerprint=tool.fingerprint,
         )
+        alone = grant is not None and grant.granted_by == attempt.principal
+        return None if alone and not self.current().permissions.self_approval else grant
 
     async def _answered(self, attempt: Attempt) -> Approval | None:
         """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
@@ -274,9 +276,10 @@ class Approvals:
         return decided
 
     async def withdraw(self, execution_id: str, by: str, source: str) -> None:
-        """Ends a call that still waits for a decision."""
-        if approval := await store.approval_of(self.db, execution_id):
-            await self._decide(approval, "deny", by, source)
+        """Ends a call that waits for a decision, or was approved and is not under way yet."""
+        approval = await store.approval_of(self.db, execution_id)
+        if approval and await self._decide(approval, "deny", by, source) is None:
+            await self.void(approval)
 
     async def void(self, approval: Approval) -> None:
         """Withdraws an approval that was given for something else than there is now."""

@@ -288,8 +288,8 @@ class Invoker:
         error, sent = _error_told(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
         is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
-        if sent and in_doubt and not is_final:
-            error = attempt.unknown(error.code)
+        if sent and not is_final:
+            error = attempt.unknown(error.code) if in_doubt else _unsure(error)
         result = attempt.failure_result(error)
         await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)
         return result
@@ -360,6 +360,12 @@ def describe_failure(error: BaseException) -> dict[str, str]:
     """What the log says of an unexpected error: its kind and place, not its words or values."""
     frames = traceback.format_tb(error.__traceback__)[-4:]
     return {"error": type(error).__name__, "trace": "".join(frames)}
+
+
+def _unsure(error: GatewayError) -> GatewayError:
+    """The error of a write that went out and has no token to ask by."""
+    hint = "It may have been carried out: look at the other side before you try again."
+    return UpstreamFailed(error.code, error.message, hint, **error.details, outcome="unknown")
 
 
 def _was_sent(attempt: Attempt, error: BaseException) -> bool:

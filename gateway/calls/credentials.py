@@ -139,6 +139,8 @@ def _basic_grant(username: str, password: str) -> Grant:
 
 def _key_grant(key: tuple[str, str], value: str) -> Grant:
     pairs, in_query = ((key[0], value),), key[1] == "query"
+    if key[1] == "cookie":
+        pairs = (("Cookie", f"{key[0]}={value}"),)
     return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
 
 

@@ -164,7 +164,7 @@ class Attempt(Struct):
     ) -> Execution:
         """The record of a call in this state; `result` is what the caller gets."""
         tool, caller = self.tool, self.caller
-        failure = error.as_dict() if error is not None else None
+        failure = self.redactor.json(error.as_dict()) if error is not None else None
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
         if isinstance(error, UpstreamFailed) and not error.sent:
@@ -383,6 +383,6 @@ def status_of(error: GatewayError) -> ExecutionStatus:
     """The state a call is in after this error."""
     if error.code == "approval_expired" and not isinstance(error, ApprovalVoid):
         return "expired"
-    if error.code == "outcome_unknown":
+    if error.code == "outcome_unknown" or error.details.get("outcome") == "unknown":
         return "unknown"
     return "denied" if isinstance(error, Refused) else "failed"

@@ -10,6 +10,7 @@ whole is kept for its caller to read in parts.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ import jwt
 import orjson
 
 from gateway.azure.connector import enveloped, opened
+from gateway.blocklist import may_mean
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
 from gateway.calls.credentials import (
@@ -37,7 +39,7 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Azure
-from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
+from gateway.errors import GatewayError, Refused, UpstreamFailed, UpstreamRefused
 from gateway.limits import AZURE_SECONDS, MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Principal, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
@@ -209,12 +211,35 @@ def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> 
     """The request with all but its credentials."""
     arguments = {**attempt.arguments, **prepared.inject}
     request = build_request(operation, arguments, prepared.blocklist)
+    if _ENCODED_SLASH.search(request.url):
+        _check_reach(attempt, operation, request)
     if operation.idempotency_header is not None and attempt.token is not None:
         request = with_headers(request, ((operation.idempotency_header, attempt.token),))
     request = with_headers(request, prepared.headers)
     if prepared.envelope is None:
         return request
     return enveloped(request, operation.base_url, prepared.envelope)
+
+
+_ENCODED_SLASH = re.compile(r"^[^?]*%(?:25)*(?:2f|5c)", re.IGNORECASE)
+
+
+def _check_reach(attempt: Attempt, operation: HttpOperation, request: Request) -> None:
+    """Refuses a value with a slash that makes the path another operation's, with its own rules.
+
+    Many servers read an encoded slash as a slash before they look who answers.
+    """
+    state, base_url = attempt.state, operation.base_url
+    path = request.url.removeprefix(base_url.removesuffix("/")).partition("?")[0]
+    others = [(t.method, t.path) for t in state.tools if t.http and t.http is not operation]
+    others += [(each.method, each.path) for each in state.build.skipped] if state.build else []
+    for method, template in others:
+        if method.upper() == request.method and may_mean(template, base_url, path):
+            raise Refused(
+                "blocked_path",
+                f"The path would be that of another operation, {method.upper()} {template}",
+                "Give a value without a slash, or call that operation's own tool.",
+            )
 
 
 def _params(

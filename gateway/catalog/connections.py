@@ -141,7 +141,7 @@ def refuse_configured(state: ConnectionState | None, new: Connection | None = No
         raise Fixable(
             "connection_invalid",
             f"the connection {state.name!r} is defined in config.toml",
-            "Choose another name, or edit config.toml.",
+            "Edit config.toml; what is put needs another name.",
         )
 
 

@@ -60,6 +60,7 @@ COMMANDS = {
     "list_connections": "gateway connections list",
     "list_executions": "gateway executions list",
     "get_execution": "gateway executions show",
+    "GET /approvals": "gateway approvals list",
     "GET /grants": "gateway grants list",
     "GET /principals": "gateway principals list",
 }

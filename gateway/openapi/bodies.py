@@ -28,6 +28,7 @@ from gateway.openapi.document import (
     mapping,
     media_kind,
     sendable,
+    sequence,
     text_of,
 )
 from gateway.openapi.inputs import Content, Slot, Surroundings
@@ -251,7 +252,7 @@ def _field_slots(
         never_empty = [kind for kind, is_split in split if form and is_split]
         yield inputs.slot_of(around, raw, raw, field.argument, needed, never_empty)
         return
-    several = around.document.resolve(raw).get("type") == "array"
+    several = _kind_of(_without_null(around.document, raw)) == "array"
     file = _each({"type": "string", "contentEncoding": "base64"}, several)
     if several and needed:
         file["minItems"] = 1
@@ -274,21 +275,35 @@ def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
 
 def _file_schema(document: Document, raw: Any, part_type: str) -> Mapping[str, Any] | None:
     """What is said of a file, or of each in a list; None where the part is no file."""
-    found = document.find(raw)
-    if found.get("type") == "array":
-        found = document.find(found.get("items"))
+    found = _without_null(document, raw)
+    if _kind_of(found) == "array":
+        found = _without_null(document, found.get("items"))
     return found if _is_file(document, found, part_type) else None
+
+
+def _without_null(document: Document, raw: Any) -> Mapping[str, Any]:
+    """A schema; of one that says "this or null", or names its only part, that part."""
+    found = document.find(raw)
+    choices = next((found[word] for word in ("anyOf", "oneOf", "allOf") if word in found), ())
+    parts = [each for each in map(document.find, sequence(choices)) if _kind_of(each) != "null"]
+    return parts[0] if len(parts) == 1 and "type" not in found else found
+
+
+def _kind_of(schema: Mapping[str, Any]) -> Any:
+    """The type of what it describes, if it is not null."""
+    kinds = [each for each in sequence(schema.get("type")) if each != "null"]
+    return kinds[0] if len(kinds) == 1 else schema.get("type")
 
 
 def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
     try:
-        found = document.resolve(raw)
+        found = _without_null(document, document.resolve(raw))
     except Unusable:
         return False  # nobody knows
     if found.get("type") == "file" or found.get("format") == "binary":
         return True
-    media = text_of(found.get("contentMediaType"))
-    if not media and found.get("type", "string") == "string" and "format" not in found:
+    media, kind = text_of(found.get("contentMediaType")), _kind_of(found)
+    if not media and kind in (None, "string") and "format" not in found:
         media = part_type  # as OpenAPI 3.1 writes it, which has no `binary`
     return bool(media) and "contentEncoding" not in found and media_kind(media) == "octets"
 

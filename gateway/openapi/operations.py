@@ -266,7 +266,7 @@ def declared_keys(document: Document, source: Source) -> list[tuple[str, str]]:
     found = (
         (text_of(scheme.get("name")), text_of(scheme.get("in")))
         for scheme in schemes
-        if scheme.get("type") == "apiKey" and scheme.get("in") in ("header", "query")
+        if scheme.get("type") == "apiKey" and scheme.get("in") in ("header", "query", "cookie")
     )
     return [
         (name, place)

@@ -376,7 +376,7 @@ def _options(request: Request) -> dict[str, Any]:
     headers = _sendable(request.headers)
     options = {"headers": headers, "allow_redirects": False, "data": data}
     names = [name.lower() for name, _ in headers]
-    if "accept" not in names or (body is not None and "content-type" not in names):
+    if "accept" not in names or "content-type" not in names:
         options["skip_auto_headers"] = ("Accept", "Content-Type")  # aiohttp's own are not sent
     return options
 

@@ -189,7 +189,8 @@ class Inquiry(Struct, frozen=True):
         self.require_admin()
         found = await approvals.get_approval(self.gateway.db, id)
         if found is None or not self.oversees(found.connection):
-            raise NotFound("invalid_arguments", "there is no such approval")
+            hint = "GET /approvals lists those that wait."
+            raise NotFound("invalid_arguments", "there is no such approval", hint)
         return found
 
     def call(

@@ -130,7 +130,8 @@ def proxied(
             raise Refused(
                 "access_denied", "your role has no tool for this request", "Use a tool you see."
             )
-    tool = _tool(state, request, known, [each.access for each in skipped if each.access])
+    filled_in = _filled_in(state, request, known)
+    tool = _tool(state, request, known, filled_in, [e.access for e in skipped if e.access])
     if level(snapshot, principal, state) == "read-only" and tool.access != "read":
         raise Refused("read_only", f"You have read-only access to {state.display_name}")
     return tool, _judged(snapshot, tool, [t.name for t in known], skipped)
@@ -142,6 +143,29 @@ def _check_names(request: ProxyRequest) -> None:
     for place, names in (("query", request.query), ("body", body)):
         if name := next((name for name in names if may_reroute(name, place)), None):
             raise _not_allowed(f"{name[:64]!r} in the {place} could make it another request.")
+
+
+def _filled_in(
+    state: ConnectionState, request: ProxyRequest, known: Sequence[Tool]
+) -> list[Parameter]:
+    """The parameters that the connection fills in, where the request is one that has them.
+
+    A caller can't say them. Where one belongs into the path or the body, only the tool can.
+    """
+    inject, body = state.settings.inject, request.body
+    said = [*request.query, *(body if isinstance(body, Mapping) else ())]
+    operations = [tool.http for tool in known if tool.http]
+    parameters = [p for each in operations for p in each.parameters if p.argument in inject]
+    names = {name.casefold() for name in (*inject, *(each.name for each in parameters))}
+    if any(re.split(r"[.\[]", name)[0].strip().casefold() in names for name in said):
+        raise _not_allowed("The connection fills in a parameter that the request names.")
+    bodies = [each.body for each in operations if each.body]
+    places = {
+        place for each in bodies for place in (each.whole, *(f.argument for f in each.fields))
+    }
+    if not places.isdisjoint(inject) or any(each.place == "path" for each in parameters):
+        raise _not_allowed("The connection fills in a part of its path or body: call its tool.")
+    return list({(each.place, each.name): each for each in parameters}.values())
 
 
 def _judged(
@@ -193,7 +217,11 @@ def _means(request: ProxyRequest, base_url: str, method: str, path: str, home: s
 
 
 def _tool(
-    state: ConnectionState, request: ProxyRequest, known: list[Tool], more: list[Access]
+    state: ConnectionState,
+    request: ProxyRequest,
+    known: list[Tool],
+    filled_in: Sequence[Parameter],
+    more: list[Access],
 ) -> Tool:
     said = [ACCESS_OF_METHOD[request.method], *more, *(tool.access for tool in known)]
     access = max(said, key=lambda one: STRICTNESS[one])
@@ -201,9 +229,12 @@ def _tool(
         method=request.method,
         base_url=_base_url(state),
         path=request.path,
-        parameters=tuple(
-            Parameter(name, "query", None, style="form", explode=True, constant=value)
-            for name, value in request.query.items()
+        parameters=(
+            *filled_in,
+            *(
+                Parameter(name, "query", None, style="form", explode=True, constant=value)
+                for name, value in request.query.items()
+            ),
         ),
         body=Body("application/json", whole="body") if request.body is not None else None,
         accept="*/*",

@@ -277,6 +277,9 @@ async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any =
     arguments = wanted.get("arguments", {})
     if not isinstance(arguments, dict):
         raise Fixable("invalid_arguments", "arguments must be an object")
+    if "arguments" not in wanted and wanted.keys() - {"idempotency_token"}:  # nothing is dropped
+        words, hint = "there are no `arguments`", 'Send {"arguments": {…}}.'
+        raise Fixable("invalid_arguments", words, hint)
     caller = _caller(inquiry, request, wanted)
     return _result_response(await inquiry.call(tool, arguments, caller, unattended=True))
 

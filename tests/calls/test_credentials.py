@@ -73,6 +73,10 @@ def bearer(token: str) -> Grant:
         ),
         (proof("api-key", name="X-Key", value="k"), Grant((("X-Key", "k"),), secrets=("k",))),
         (
+            proof("api-key", Build("", "", "", auth_name="sid", auth_in="cookie"), value="k"),
+            Grant((("Cookie", "sid=k"),), secrets=("k",)),
+        ),
+        (
             proof("api-key", name="key", place="query", value="k"),
             Grant(query=(("key", "k"),), secrets=("k",)),
         ),

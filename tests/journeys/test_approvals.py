@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,20 @@ async def test_with_four_eyes_nobody_decides_on_a_call_of_their_own(shop: Shop, 
         assert not (await call).is_error
 
 
+@BOTH
+async def test_with_four_eyes_what_one_allowed_oneself_before_counts_no_more(
+    make_shop: ShopMaker, mode: str
+) -> None:
+    shop = await make_shop()
+    async with shop.agent("ann", mode, answering("always_allow", [])) as agent:
+        await agent.call_tool("shop_place_order", ORDER)
+        await shop.root("PUT", "/permissions", {"self_approval": False})
+        call = asyncio.create_task(agent.call_tool("shop_place_order", ORDER))
+        assert (await shop.root.decide("deny"))[0] == 200
+        assert (await call).is_error
+    assert shop.peer.sent() == 1
+
+
 async def test_approval_is_void_once_the_tool_changed(shop: Shop) -> None:
     async with shop.agent() as ann:
         call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
@@ -369,6 +384,18 @@ async def test_sealed_answer_works_once_and_for_its_own_call_only(shop: Shop) ->
     assert isinstance(done, CallToolResult) and not done.is_error
     assert forged.request_state != first.request_state  # asked anew: the state was none of ours
     assert shop.peer.sent() == 1
+
+
+async def test_what_was_approved_can_be_withdrawn_until_it_is_sent(shop: Shop) -> None:
+    async with shop.agent("ann", "2026-07-28", answering("approve", [])) as ann:
+        asking = partial(ann.session.call_tool, allow_input_required=True)
+        first: Any = await asking("shop_place_order", ORDER)
+        await shop.root.decide("approve")
+        _, waiting = await shop.ann("GET", "/executions?status=pending_confirmation")
+        _, withdrawn = await shop.ann("DELETE", f"/executions/{waiting['executions'][0]['id']}")
+        again = await asking("shop_place_order", ORDER, request_state=first.request_state)
+    assert (withdrawn["error_code"], error_code(again)) == ("approval_expired",) * 2
+    assert shop.peer.sent() == 0
 
 
 async def test_warnings_say_what_should_make_one_look_twice(make_shop: ShopMaker) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from aiohttp import web
 from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
 from structlog.testing import capture_logs
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 from gateway.limits import FAILURES_A_MINUTE, MAX_QUOTE_CHARS
 from tests.callers import api, call_to_be_cut_off, own_call
 from tests.configs import table
-from tests.conftest import gateway_on
+from tests.conftest import OPEN, GatewayMaker, gateway_on
 from tests.journeys.confirming import (
     CALL,
     FREELY,
@@ -29,6 +30,7 @@ from tests.journeys.confirming import (
 )
 from tests.journeys.conftest import ShopMaker
 from tests.peers import Provider, look_until, provider, soon, until
+from tests.peers_mcp import mcp_peer
 
 
 @pytest.fixture
@@ -203,6 +205,37 @@ async def test_write_is_finished_without_its_caller_and_a_read_ends_with_it(
         return [each["status"] for each in page["executions"] if each["status"] != "executing"]
 
     assert await look_until(statuses) == [status]
+
+
+async def test_what_a_server_says_in_an_error_is_recorded_without_secrets(
+    make_gateway: GatewayMaker,
+) -> None:
+    secret = {"type": "bearer", "token": "not like this"}  # which is what it says
+    async with mcp_peer("both") as up:
+        gateway = await make_gateway(OPEN + up.table(auth=secret))
+        async with api(gateway.url, "ann") as ann:
+            _, refused = await ann.call("up_refuse")
+            record = await ann.execution(refused["execution_id"])
+    shown = [refused["error"]["message"], record["result"]["error"]["message"]]
+    assert [("[redacted]" in each, "not like" in each) for each in shown] == [(True, False)] * 2
+
+
+async def test_a_write_that_may_have_arrived_is_unknown_whether_or_not_it_has_a_token(
+    make_shop: ShopMaker,
+) -> None:
+    shop = await make_shop(FREELY)
+
+    async def hang_up(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    shop.peer.answer = hang_up
+    _, answer = await shop.ann.call("shop_place_order", **ORDER)
+    error = answer["error"]
+    assert (error["code"], error["outcome"]) == ("upstream_unreachable", "unknown")
+    assert "may have been carried out" in error["hint"]
+    assert (await shop.ann.execution(answer["execution_id"]))["status"] == "unknown"
 
 
 async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_again(

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from multidict import CIMultiDict
 
 from tests.callers import Api, api
 from tests.conftest import Running
@@ -76,6 +77,24 @@ async def test_rest_takes_no_body_that_readers_could_take_differently(rest: Api)
             status, answer = await posted(rest, "/tools/shop_get_items/call", body)
             assert (status, answer["error"]["code"]) == (422, "invalid_arguments"), kind
         assert peer.requests == []
+
+
+async def test_rest_drops_nothing_that_was_sent_as_arguments(rest: Api) -> None:
+    async with provider() as peer:
+        await put(rest, spec=peer.spec)
+        status, answer = await posted(rest, "/tools/shop_get_items/call", '{"id":"1"}')
+        assert (status, answer["error"]["code"]) == (422, "invalid_arguments")
+        assert peer.requests == []
+
+
+@pytest.mark.parametrize("name", ["Origin", "Authorization"])
+async def test_a_header_that_is_there_twice_is_refused_at_every_address(
+    rest: Api, name: str
+) -> None:
+    headers = CIMultiDict([(name, "http://127.0.0.1"), (name, "127.0.0.1")])
+    for path in ("/console", "/api/v1/tools"):
+        async with rest.http.get(f"{rest.base}{path}", headers=headers) as answer:
+            assert answer.status == 400
 
 
 async def test_no_operation_draws_credentials_to_another_host(rest: Api) -> None:

@@ -74,6 +74,39 @@ async def test_what_is_blocked_dangerous_or_beyond_ones_access_is_not_reached(
     assert shop.peer.sent("GET") == 1
 
 
+TENANT = {"name": "tenant", "in": "query", "schema": {"type": "string"}}
+
+
+async def test_what_the_connection_fills_in_is_filled_in_and_nobody_elses_to_say(
+    make_shop: ShopMaker, peer: Provider
+) -> None:
+    for path in peer.document["paths"].values():
+        path.get("get", {}).setdefault("parameters", []).append(TENANT)
+    shop = await make_shop(FREELY, connection='inject = { tenant = "mine", book = "ours" }')
+    assert await asked(shop, ("GET", "/orders/7")) == [(200, "")]
+    assert shop.peer.requests == [("GET", "/base/orders/7?tenant=mine", b"")]
+    said = [wanted("GET", "/orders/7", query={name: "x"}) for name in ("tenant", "Tenant[]")]
+    said += [wanted("POST", "/orders", body={"notes": []})]  # where only its tool can fill it in
+    said += [wanted("POST", "/notes", body={"tenant": "x"})]
+    assert await asked(shop, *said) == [BLOCKED] * 4
+    assert len(shop.peer.requests) == 1
+
+
+async def test_a_slash_in_a_value_does_not_lead_to_another_operation(
+    make_shop: ShopMaker, peer: Provider
+) -> None:
+    paths = peer.document["paths"]
+    secret = {**paths["/orders/{id}"]["get"], "operationId": "getSecret"}
+    paths["/orders/{id}/secret"] = {"get": secret}
+    shop = await make_shop(
+        FREELY, connection='operations = { getSecret = { access = "dangerous" } }'
+    )
+    _, refused = await shop.ann.call("shop_get_order", id="7/secret")
+    _, sent = await shop.ann.call("shop_get_order", id="7/public")
+    assert (refused["error"]["code"], sent["success"]) == ("blocked_path", True)
+    assert [path for _, path, _ in shop.peer.requests] == ["/base/orders/7%2Fpublic"]
+
+
 @pytest.mark.parametrize(
     "beside", ['exclude = ["cancel*"]', 'blocklist = ["/nowhere"]\ninclude = ["get*"]']
 )

@@ -45,6 +45,13 @@ async def test_request_is_on_the_wire_byte_for_byte_as_it_was_built(egress: Egre
     ]
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+async def test_nothing_is_said_of_a_body_that_there_is_not(egress: Egress, method: str) -> None:
+    async with raw_server(always(answer())) as server:
+        await ask(egress, server.url, method, (("Accept", "application/json"),))
+    assert b"content-type" not in server.requests[0].lower()
+
+
 async def test_headers_of_the_connection_can_not_be_set_by_callers(egress: Egress) -> None:
     headers = (
         ("Host", "evil.test"),
