@@ -57,7 +57,7 @@ from gateway.catalog.snapshot import (
     with_tools,
 )
 from gateway.catalog.successors import FormerNames, served_names
-from gateway.config.connection import Connection
+from gateway.config.connection import Connection, without_secrets
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError, NotFound
@@ -370,6 +370,7 @@ class Catalog:
         return Report(state.name, build.status, revision=self.current.revision)
 
     def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:
+        error.message = without_secrets(error.message, state.settings)
         now = failed(state, error)
         if (now.status, now.problems) != (state.status, state.problems):  # the same is told once
             log.warning("refresh failed", connection=name, code=error.code, error=error.message)
@@ -379,7 +380,11 @@ class Catalog:
         return Report(name, "failing", error.message)
 
     async def _discover_new(self, name: str, new: Connection, by: str = "", **how: Any) -> Adoption:
-        found = await self._discoverer.discover(self._look(name, new, **how))
+        try:
+            found = await self._discoverer.discover(self._look(name, new, **how))
+        except GatewayError as error:
+            error.message = without_secrets(error.message, new)
+            raise
         await self._discoverer.check_addresses(new, found.build)
         base = with_last_good(at_rest(name, new, "stored"), self._states.get(name))
         return await asyncio.to_thread(adopt, base, found, time.time(), by)

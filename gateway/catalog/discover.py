@@ -39,6 +39,7 @@ from gateway.config.connection import (
     NangoAuth,
     OAuth2Auth,
     OpenApiConnection,
+    without_secrets,
 )
 from gateway.config.settings import Cache, Limits
 from gateway.connectors.manifest import load_builtin
@@ -142,7 +143,8 @@ class Discoverer:
                 if look.known is not None:
                     return look.known  # who signs in next may find something else
                 said, session = UNKNOWN_YET, "principal"
-            definition = RawDefinition.of(location_of(settings), orjson.dumps(said))
+            written = without_secrets(orjson.dumps(said).decode(), settings).encode()
+            definition = RawDefinition.of(location_of(settings), written)
         elif isinstance(settings, ManifestConnection):
             definition = await self._read_manifest(settings.manifest, look)
         else:

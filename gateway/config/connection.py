@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.limits import SHORTEST_SECRET
 from gateway.model import NO_TLS_FILES, Access, Kind, Level, Names, Risk, TlsFiles, Trust
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -363,6 +364,13 @@ def secrets_of(settings: Connection) -> set[str]:
     found |= set(_texts(settings.inject))
     found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
     return {value for value in found if value}
+
+
+def without_secrets(text: str, settings: Connection) -> str:
+    """What the other side says, without the secrets of the settings that it says back."""
+    for secret in sorted(secrets_of(settings), key=len, reverse=True):
+        text = text.replace(secret, "[redacted]") if len(secret) >= SHORTEST_SECRET else text
+    return text
 
 
 def _query_of(settings: Connection) -> list[tuple[str, str]]:

@@ -275,7 +275,9 @@ class Link(ABC):
     def _fail(self, error: GatewayError) -> None:
         self.error = error
         self._conclude(error)
-        log.info("upstream_unreachable", upstream=self.name, reason=error.message)
+        own_words = isinstance(error, UpstreamRefused)  # which may hold what it was sent
+        reason = error.code if own_words else error.message
+        log.info("upstream_unreachable", upstream=self.name, reason=reason)
         self.failed(error)
 
     async def _serve(self, session: Session) -> float:

@@ -11,6 +11,8 @@ import pytest
 from aiohttp import web
 from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from structlog.testing import capture_logs
 
 from gateway.limits import FAILURES_A_MINUTE, MAX_QUOTE_CHARS
@@ -30,7 +32,7 @@ from tests.journeys.confirming import (
 )
 from tests.journeys.conftest import ShopMaker
 from tests.peers import Provider, look_until, provider, soon, until
-from tests.peers_mcp import mcp_peer
+from tests.peers_mcp import mcp_peer, scripted_peer
 
 
 @pytest.fixture
@@ -218,6 +220,23 @@ async def test_what_a_server_says_in_an_error_is_recorded_without_secrets(
             record = await ann.execution(refused["execution_id"])
     shown = [refused["error"]["message"], record["result"]["error"]["message"]]
     assert [("[redacted]" in each, "not like" in each) for each in shown] == [(True, False)] * 2
+
+
+async def test_what_a_server_says_when_it_is_looked_at_is_shown_without_secrets(
+    make_gateway: GatewayMaker,
+) -> None:
+    async def answer(message: dict[str, Any], request: Request) -> JSONResponse:
+        error = {"code": -32000, "message": f"no {request.headers['authorization']}"}
+        return JSONResponse({"jsonrpc": "2.0", "id": message.get("id"), "error": error})
+
+    auth = {"type": "bearer", "token": "very-secret-token"}
+    async with mcp_peer("both") as up, scripted_peer(answer) as url:
+        up.tools["echo"] = {**up.tools["echo"], "description": "not very-secret-token"}
+        gateway = await make_gateway(OPEN + up.table(auth=auth))
+        async with api(gateway.url, "ann") as ann:
+            put = await ann("PUT", "/connections/far", {"kind": "mcp", "url": url, "auth": auth})
+            told = [str(put), str(await ann("GET", "/tools/up_echo"))]
+    assert [("[redacted]" in each, "very-secret" in each) for each in told] == [(True, False)] * 2
 
 
 async def test_a_write_that_may_have_arrived_is_unknown_whether_or_not_it_has_a_token(
