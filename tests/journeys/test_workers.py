@@ -106,7 +106,7 @@ async def answers(port: int | None) -> bool:
     """Whether someone listens on the port."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return False
+    except ConnectionError as error:  # reset: by a worker that just stopped; another may listen
+        return isinstance(error, ConnectionResetError)
     writer.close()
     return True
