@@ -211,8 +211,8 @@ def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> 
     """The request with all but its credentials."""
     arguments = {**attempt.arguments, **prepared.inject}
     request = build_request(operation, arguments, prepared.blocklist)
-    if _ENCODED_SLASH.search(request.url):
-        _check_reach(attempt, operation, request)
+    if attempt.judged is attempt.tool and _ENCODED_SLASH.search(request.url.partition("?")[0]):
+        _check_reach(attempt, operation, request)  # raw requests were judged by their path
     if operation.idempotency_header is not None and attempt.token is not None:
         request = with_headers(request, ((operation.idempotency_header, attempt.token),))
     request = with_headers(request, prepared.headers)
@@ -221,7 +221,7 @@ def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> 
     return enveloped(request, operation.base_url, prepared.envelope)
 
 
-_ENCODED_SLASH = re.compile(r"^[^?]*%(?:25)*(?:2f|5c)", re.IGNORECASE)
+_ENCODED_SLASH = re.compile(r"%(?:25)*(?:2f|5c)", re.IGNORECASE)
 
 
 def _check_reach(attempt: Attempt, operation: HttpOperation, request: Request) -> None:
@@ -233,8 +233,10 @@ def _check_reach(attempt: Attempt, operation: HttpOperation, request: Request) -
     path = request.url.removeprefix(base_url.removesuffix("/")).partition("?")[0]
     others = [(t.method, t.path) for t in state.tools if t.http and t.http is not operation]
     others += [(each.method, each.path) for each in state.build.skipped] if state.build else []
+    without = _ENCODED_SLASH.sub("-", path)
     for method, template in others:
-        if method.upper() == request.method and may_mean(template, base_url, path):
+        means = method.upper() == request.method and may_mean(template, base_url, path)
+        if means and not may_mean(template, base_url, without):
             raise Refused(
                 "blocked_path",
                 f"The path would be that of another operation, {method.upper()} {template}",

@@ -376,7 +376,8 @@ def _options(request: Request) -> dict[str, Any]:
     headers = _sendable(request.headers)
     options = {"headers": headers, "allow_redirects": False, "data": data}
     names = [name.lower() for name, _ in headers]
-    if "accept" not in names or "content-type" not in names:
+    may_have_body = body is not None or request.method in ("POST", "PUT", "PATCH")
+    if "accept" not in names or (may_have_body and "content-type" not in names):
         options["skip_auto_headers"] = ("Accept", "Content-Type")  # aiohttp's own are not sent
     return options
 

@@ -104,7 +104,8 @@ async def test_a_slash_in_a_value_does_not_lead_to_another_operation(
     _, refused = await shop.ann.call("shop_get_order", id="7/secret")
     _, sent = await shop.ann.call("shop_get_order", id="7/public")
     assert (refused["error"]["code"], sent["success"]) == ("blocked_path", True)
-    assert [path for _, path, _ in shop.peer.requests] == ["/base/orders/7%2Fpublic"]
+    assert await asked(shop, ("GET", "/orders/7%2Fpublic")) == [(200, "")]
+    assert [path for _, path, _ in shop.peer.requests] == ["/base/orders/7%2Fpublic"] * 2
 
 
 @pytest.mark.parametrize(
