@@ -45,15 +45,16 @@ class Redactor:
         return data
 
     def _masked(self, data: _Bytes) -> _Bytes:
-        for form in self._forms:
-            if data.find(form) >= 0:
+        # Nearly always there is none; a loop of our own, or a regex, would take longer.
+        if max(map(data.find, self._forms), default=-1) >= 0:
+            for form in self._forms:
                 data = data.replace(form, MASK.encode())
         return data
 
     def text(self, text: str) -> str:
         """The text without secrets: the same object if it holds none."""
-        for form in self._texts:
-            if form in text:
+        if max(map(text.find, self._texts), default=-1) >= 0:
+            for form in self._texts:
                 text = text.replace(form, MASK)
         return text
 

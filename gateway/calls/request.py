@@ -107,42 +107,48 @@ def _argument(parameter: Parameter) -> str:
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 _TEMPLATE_SAFE = "/%!$&'()*+,;=:@?[]~"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # which nobody takes for anything else
+Variables = tuple[tuple[str, str], ...]  # names, each with the text behind it
 
 
 def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
+    known = {p.name: p for p in operation.parameters if p.place == "path"}
     segments = [
-        _segment(each, operation, arguments) if isinstance(each, list) else each
-        for each in _segments(operation.path)
+        _segment(text, variables, known, arguments) if variables else text
+        for text, variables in _segments(operation.path)
     ]
     return "/".join(segments)
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
-def _segments(path: str) -> list[str | list[str]]:
-    """The segments of a path: as they are sent, or with variables, and then split at these."""
-    split = [_VARIABLE.split(template) for template in path.split("/")]
-    return [texts if len(texts) > 1 else _literal(texts[0]) for texts in split]
+def _segments(path: str) -> list[tuple[str, Variables]]:
+    """The segments of a path as they are sent: a text, then variables with the text behind each."""
+    found = []
+    for template in path.split("/"):
+        text, *rest = _VARIABLE.split(template)
+        texts = [_literal(each) for each in rest[1::2]]
+        found.append((_literal(text), tuple(zip(rest[::2], texts, strict=True))))
+    return found
 
 
-def _segment(texts: Sequence[str], operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
-    """One segment of the path: texts, and between them the names of variables."""
-    once, names = _literal(texts[0]), []
-    sent, known = once, {p.name: p for p in operation.parameters if p.place == "path"}
-    for name, text in zip(texts[1::2], texts[2::2], strict=True):
-        parameter = known.get(name) or Parameter(name, "path", name)
-        names.append(_argument(parameter))
-        value = _path_value(parameter, arguments)
-        written = joined(parameter.style, parameter.explode, name, value, percent)
-        once += written + _literal(text)
-        sent += (percent(written) if parameter.double_encoded else written) + _literal(text)
-    if not _PLAIN.fullmatch(once):
-        _check_segment(", ".join(names), unquote(once))
-    return sent
-
-
-@lru_cache(maxsize=MAX_REMEMBERED)
 def _literal(text: str) -> str:
     return quote(text, safe=_TEMPLATE_SAFE)
+
+
+def _segment(
+    text: str, variables: Variables, known: Mapping[str, Parameter], arguments: Mapping[str, Any]
+) -> str:
+    """One segment of the path, with its variables filled in."""
+    once = sent = text
+    for name, behind in variables:
+        parameter = known.get(name) or Parameter(name, "path", name)
+        value = _path_value(parameter, arguments)
+        written = joined(parameter.style, parameter.explode, name, value, percent)
+        once += written + behind
+        sent += (percent(written) if parameter.double_encoded else written) + behind
+    if not _PLAIN.fullmatch(once):
+        names = [_argument(known[name]) if name in known else name for name, _ in variables]
+        _check_segment(", ".join(names), unquote(once))
+    return sent
 
 
 def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:

@@ -45,6 +45,7 @@ from gateway.mcp.messages import (
     notification,
     parse,
     read_message,
+    remembered,
     result_body,
 )
 from gateway.mcp.methods import (
@@ -59,7 +60,7 @@ from gateway.mcp.methods import (
 )
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import WISHED, ClientStream
-from gateway.model import json_bytes
+from gateway.model import json_bytes, json_value
 from gateway.store.cluster import SESSION_ENDED, Signals, kept_wishes
 from gateway.store.database import Database
 from gateway.store.listed import LISTED
@@ -249,14 +250,12 @@ def is_modern(fields: Fields, value: object) -> bool:
 
 # --- the 2026 era ---------------------------------------------------------------------------------
 
-_ROUTING = tuple(
-    (name, name.encode())
-    for name in (
-        inbound.MCP_PROTOCOL_VERSION_HEADER,
-        inbound.MCP_METHOD_HEADER,
-        inbound.MCP_NAME_HEADER,
-    )
+_HEADERS = (
+    inbound.MCP_PROTOCOL_VERSION_HEADER,
+    inbound.MCP_METHOD_HEADER,
+    inbound.MCP_NAME_HEADER,
 )
+_ROUTING = tuple(name.encode() for name in _HEADERS)
 
 
 class Era2026:
@@ -296,21 +295,17 @@ class Era2026:
             await reply.finish(status, error_body(message.id, failed))
 
     def _request(self, exchange: Exchange, message: Message, reply: Reply) -> RpcRequest:
-        """A request that has passed the SDK's ladder. Raises RpcError for the rung that failed."""
+        """A request that has passed the SDK's ladder."""
         fields = exchange.fields
         if len(fields) != len(exchange.lines):
             names = [name for name, _ in exchange.lines if name.startswith(b"mcp-")]
             if len(names) != len(set(names)):
                 raise RpcError(HEADER_MISMATCH, "An Mcp- header appears more than once")
-        headers = {name: fields[raw].decode("latin-1") for name, raw in _ROUTING if raw in fields}
-        route = inbound.classify_inbound_request(message.body, headers=headers)
-        if isinstance(route, inbound.InboundLadderRejection):
-            raise _error(route)
-        caller = Caller(exchange.principal, exchange.scope, "2026")
-        caller.client = client_name(route.client_info)
-        if isinstance(route.client_capabilities, dict):
-            caller.capabilities = route.client_capabilities
-        return RpcRequest(self._core, exchange, message, caller, route.protocol_version, reply)
+        written = message.written_params()
+        said = (message.method, written, *map(fields.get, _ROUTING))
+        version, client, capabilities = remembered(_climb, written)(*said)
+        caller = Caller(exchange.principal, exchange.scope, "2026", None, client, capabilities)
+        return RpcRequest(self._core, exchange, message, caller, version, reply)
 
     async def _listen(self, request: RpcRequest) -> None:
         """Keeps the request's own answer open as the stream of changes it asked for."""
@@ -346,6 +341,26 @@ class Era2026:
             await self._core.streams.serve(stream, exchange.receive, exchange.send)
         finally:
             self._core.pass_through.wishes.forget(holder)
+
+
+@lru_cache(maxsize=256)
+def _climb(
+    method: str, written: bytes, *headers: bytes | None
+) -> tuple[str, str, Mapping[str, Any]]:
+    """What a request says of itself, past the SDK's ladder: version, client, its capabilities.
+
+    Raises RpcError for the rung that failed.
+    """
+    named = zip(_HEADERS, headers, strict=True)
+    route = inbound.classify_inbound_request(
+        {"method": method, "params": json_value(written)},
+        headers={name: value.decode("latin-1") for name, value in named if value is not None},
+    )
+    if isinstance(route, inbound.InboundLadderRejection):
+        raise _error(route)
+    said = route.client_capabilities
+    capabilities = said if isinstance(said, dict) else {}
+    return route.protocol_version, client_name(route.client_info), capabilities
 
 
 def _require_version(exchange: Exchange) -> None:

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, TypeGuard
+from typing import Any, Literal, NoReturn, TypeGuard, TypeVar
 
 import msgspec
 from mcp_types import methods as sdk_methods
@@ -48,6 +48,17 @@ class Message(msgspec.Struct, frozen=True):
     method: str  # "" for a response
     params: dict[str, Any]
     body: dict[str, Any]
+
+    def written_params(self) -> bytes:
+        """The params as JSON, without a call's arguments: what a client says with each request.
+
+        Only the arguments differ from call to call, and they may be any; what is found out about
+        the rest is remembered by these bytes.
+        """
+        params = self.body.get("params")
+        if self.method == "tools/call" and isinstance(self.params.get("arguments"), dict):
+            params = {**self.params, "arguments": {}}
+        return json_bytes(params)
 
 
 def parse(body: bytes) -> Any:
@@ -93,21 +104,25 @@ def is_request_id(value: object) -> TypeGuard[RequestId]:
 
 
 def check_params(message: Message, version: str) -> None:
-    """Checks a request's params against the protocol's own schema. Raises RpcError.
-
-    A client says most of them with each request; only a call's arguments differ, and may be any.
-    """
-    params = message.body.get("params")
-    if message.method == "tools/call" and isinstance(message.params.get("arguments"), dict):
-        params = {**message.params, "arguments": {}}
-    written = json_bytes(params)
-    check = _check_written if len(written) <= limits.PREVIEW_CHARS else _check_written.__wrapped__
+    """Checks a request's params against the protocol's own schema. Raises RpcError."""
+    written = message.written_params()
     try:
-        check(message.method, version, written)
+        remembered(_check_written, written)(message.method, version, written)
     except KeyError:
         raise method_not_found(message.method) from None
     except ValidationError:
         raise RpcError(INVALID_PARAMS, "Invalid request parameters", "") from None
+
+
+T = TypeVar("T")
+
+
+def remembered(read: Callable[..., T], written: bytes) -> Callable[..., T]:
+    """A cached function that reads these bytes; the one behind it, where they are many to keep."""
+    if len(written) <= limits.PREVIEW_CHARS:
+        return read
+    uncached: Callable[..., T] = read.__wrapped__  # type: ignore[attr-defined]
+    return uncached
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeVar
 
 import structlog
@@ -313,16 +314,19 @@ def insert_rows(
     own way to put many rows into one statement takes longer than the insert, and says a conflict
     differently for each database.
     """
-    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    columns, count = ", ".join(f'"{name}"' for name in names), 0
-    while rows:
+    every = zip(rows[0], zip(*[row.values() for row in rows], strict=True), strict=True)
+    columns = {
+        name: tables.storable_all(them) for name, them in every if them.count(None) < len(rows)
+    }
+    names, count = ", ".join(f'"{name}"' for name in columns), 0
+    left = list(zip(*columns.values(), strict=True))
+    while left:
         # By powers of two: other numbers of rows are other statements, and drivers keep each.
-        size = 1 << min(len(rows), limits.STORE_ROWS).bit_length() - 1
-        part, rows = rows[:size], rows[size:]
-        marks = _marks(is_postgres(tx), len(names), size)
-        statement = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
-        given = tuple([tables.storable(row[name]) for row in part for name in names])
-        count += tx.exec_driver_sql(statement, given).rowcount
+        size = 1 << min(len(left), limits.STORE_ROWS).bit_length() - 1
+        part, left = left[:size], left[size:]
+        marks = _marks(is_postgres(tx), len(columns), size)
+        statement = f"INSERT INTO {table.name} ({names}) VALUES {marks} ON CONFLICT {on_conflict}"
+        count += tx.exec_driver_sql(statement, tuple(chain.from_iterable(part))).rowcount
     return count
 
 

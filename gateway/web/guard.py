@@ -117,14 +117,14 @@ def _is_allowed(value: bytes, *allowed: frozenset[bytes]) -> bool:
 # --- headers and bodies ---------------------------------------------------------------------------
 
 
-def fold(lines: HeaderLines) -> dict[bytes, bytes]:
+def fold(lines: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Header lines as a mapping; a copy too many of a header that must be single is refused.
 
     Blanks around a value are no part of it, and the parser underneath leaves those after it.
     """
-    lines = lines if isinstance(lines, list) else list(lines)
-    fields = {name: value.strip() for name, value in lines}
-    if len(fields) == len(lines):
+    names, values = zip(*lines, strict=True) if lines else ((), ())
+    fields = dict(zip(names, map(bytes.strip, values), strict=True))
+    if len(fields) == len(names):
         return fields
     seen: dict[bytes, bytes] = {}
     for name, value in lines:
