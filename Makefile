@@ -3,10 +3,9 @@ PY := .venv/bin/python
 INSTALL := install -qq --disable-pip-version-check -c constraints.txt
 PIP := $(PY) -m pip $(INSTALL)
 PYTEST := $(PY) -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
-AXE := tests/console/test_accessibility.py
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
-.PHONY: run test accessibility pythons test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
+.PHONY: run test browser pythons test-slow lint bench soak clean conformance typescript clients python1 screenshots docs
 
 # What running needs; `.venv/ready` has the developers' tools too. The pip that comes with an older
 # Python takes three times as long to read the index, so a newer one comes first.
@@ -28,11 +27,12 @@ run: .venv/run
 test: .venv/ready
 	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready || true  # a real OpenID provider
 	@$(PY) -m compileall -q gateway tests -x node_modules  # for the processes that tests start
-	$(PYTEST) --ignore tests/slow --ignore tests/docs --ignore $(AXE)
+	$(PYTEST) -m "not slow and not browser" --ignore tests/slow --ignore tests/docs
 
-# axe-core (from npm) on every page of the console, in both themes and at both sizes.
-accessibility: .venv/ready tests/console/node_modules/ready
-	$(PY) -m pytest $(AXE)
+# What people see, in a real browser (Debian's, see .ci/run), and axe-core (from npm) on every page of
+# the console, in both themes and at both sizes.
+browser: .venv/ready tests/console/node_modules/ready
+	$(PYTEST) -m browser tests/console tests/oauth
 
 test-slow: .venv/ready
 	$(PY) -m pytest -m "slow or hypothesis" --hypothesis-profile full

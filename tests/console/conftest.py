@@ -44,9 +44,7 @@ document.addEventListener('securitypolicyviolation', event =>
   console.error('policy violated: ' + event.violatedDirective + ' ' + event.blockedURI));
 """
 
-needs_browser = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason="needs a browser: apt-get install chromium-headless-shell"
-)
+needs_browser = pytest.mark.browser
 
 
 @dataclass
@@ -169,12 +167,21 @@ class Window:
         )
 
 
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """A browser, where the machine has one."""
+    if not CHROMIUM.exists():
+        pytest.skip("needs a browser: apt-get install chromium-headless-shell")
     async with async_playwright() as playwright:
         launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield launched
         await launched.close()
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as launched:
+        yield launched
 
 
 @asynccontextmanager

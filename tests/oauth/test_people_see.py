@@ -6,10 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from playwright.async_api import async_playwright
 
 from tests.conftest import Running
-from tests.console.conftest import CHROMIUM, FLAGS, needs_browser
+from tests.console.conftest import chromium, needs_browser
 from tests.oauth.people import OAUTH, TOKENS, Person, Program
 from tests.processes import gateway_process
 
@@ -34,8 +33,7 @@ async def test_signing_in_and_allowing_fit_a_phone_and_need_no_script(
     gateway: Running, program: Program, script: bool
 ) -> None:
     await program.register(client_name="A client with a name that is long enough to break a line")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+    async with chromium() as browser:
         page = await browser.new_page(
             viewport={"width": 390, "height": 844}, java_script_enabled=script
         )
@@ -50,7 +48,6 @@ async def test_signing_in_and_allowing_fit_a_phone_and_need_no_script(
         async with page.expect_request("http://127.0.0.1:41999/**") as going:
             await page.click("button:has-text('Allow')")
         went = (await going.value).url
-        await browser.close()
     assert "code=" in went
     assert not [each for each in refused if "Content Security Policy" in each]
 
