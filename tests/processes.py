@@ -8,6 +8,7 @@ name, as users do.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -84,6 +85,7 @@ def _run(
     stderr: Any,
     stdin: Any,
 ) -> None:
+    gc.freeze()  # what was loaded before: the collector would copy all of it into this process
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     for stream, number in ((stdout, 1), (stderr, 2)):

@@ -122,12 +122,8 @@ def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=MAX_REMEMBERED)
 def _segments(path: str) -> list[tuple[str, Variables]]:
     """The segments of a path as they are sent: a text, then variables with the text behind each."""
-    found = []
-    for template in path.split("/"):
-        text, *rest = _VARIABLE.split(template)
-        texts = [_literal(each) for each in rest[1::2]]
-        found.append((_literal(text), tuple(zip(rest[::2], texts, strict=True))))
-    return found
+    split = [_VARIABLE.split(template) for template in path.split("/")]
+    return [(_literal(s[0]), (*zip(s[1::2], map(_literal, s[2::2]), strict=True),)) for s in split]
 
 
 def _literal(text: str) -> str:

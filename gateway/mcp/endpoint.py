@@ -250,12 +250,7 @@ def is_modern(fields: Fields, value: object) -> bool:
 
 # --- the 2026 era ---------------------------------------------------------------------------------
 
-_HEADERS = (
-    inbound.MCP_PROTOCOL_VERSION_HEADER,
-    inbound.MCP_METHOD_HEADER,
-    inbound.MCP_NAME_HEADER,
-)
-_ROUTING = tuple(name.encode() for name in _HEADERS)
+_ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 
 
 class Era2026:
@@ -351,11 +346,10 @@ def _climb(
 
     Raises RpcError for the rung that failed.
     """
-    named = zip(_HEADERS, headers, strict=True)
-    route = inbound.classify_inbound_request(
-        {"method": method, "params": json_value(written)},
-        headers={name: value.decode("latin-1") for name, value in named if value is not None},
-    )
+    named = zip(_ROUTING, headers, strict=True)
+    given = {name.decode(): value.decode("latin-1") for name, value in named if value is not None}
+    body = {"method": method, "params": json_value(written)}
+    route = inbound.classify_inbound_request(body, headers=given)
     if isinstance(route, inbound.InboundLadderRejection):
         raise _error(route)
     said = route.client_capabilities
