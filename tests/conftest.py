@@ -36,14 +36,10 @@ register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 
 # Begun first, the longest before others, so that no worker has one left when the rest are done.
-LONG = """test_browser test_accessibility docs/test_snippets held_calls three_replicas
-overload_clients
-journeys/test_approvals test_commands processes test_azure.py test_questions
-overload_upstreams mcp_servers test_workers
-test_cluster test_ledger people_see definition_files test_attacks no_dropped_call
-principals_sessions openid_provider test_idempotency test_renewal test_hostile test_replicas
-test_house test_markup test_executions test_changes oauth/test_provider front_door azure_outages
-unattended test_forms""".split()
+LONG = """test_browser test_accessibility docs/test_snippets held_calls cli/test_starting
+journeys/test_approvals three_replicas overload_clients test_workers test_commands test_house
+overload_upstreams processes mcp_servers test_terminal test_azure.py test_questions
+principals_sessions azure_outages unattended test_cluster definition_files""".split()
 
 OPEN = """
 [auth]
@@ -87,13 +83,12 @@ class Running:
 _readers: list[Callable[[], Any]] = [Workers]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 async def readers() -> AsyncIterator[None]:
-    """The processes that read definitions, warm for all gateways of a module."""
+    """The processes that read definitions, warm for all gateways of this process."""
     async with Workers() as made:
         _readers.append(lambda: nullcontext(made))
         yield
-        _readers.pop()
 
 
 @asynccontextmanager

@@ -133,12 +133,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 def test_numbers_that_bound_something_are_few_and_stand_together() -> None:
     numbers = HOUSE.numbers()
-    assert len(numbers) <= FIGURES["numbers"], numbers
-
-
-def test_a_bound_is_given_once() -> None:
-    names = [name for name in HOUSE.numbers() if name.startswith("limits.")]
-    assert len(names) == len(set(names)), sorted(names)
+    assert len(set(numbers)) == len(numbers) <= FIGURES["numbers"], sorted(numbers)
 
 
 def test_a_class_name_means_one_thing() -> None:

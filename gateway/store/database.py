@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
+from types import NoneType
 from typing import Any, TypeVar
 
 import structlog
@@ -315,9 +316,7 @@ def insert_rows(
     differently for each database.
     """
     every = zip(rows[0], zip(*[row.values() for row in rows], strict=True), strict=True)
-    columns = {
-        name: tables.storable_all(them) for name, them in every if them.count(None) < len(rows)
-    }
+    columns = {name: _storable_all(them) for name, them in every if them.count(None) < len(rows)}
     names, count = ", ".join(f'"{name}"' for name in columns), 0
     left = list(zip(*columns.values(), strict=True))
     while left:
@@ -328,6 +327,14 @@ def insert_rows(
         statement = f"INSERT INTO {table.name} ({names}) VALUES {marks} ON CONFLICT {on_conflict}"
         count += tx.exec_driver_sql(statement, tuple(chain.from_iterable(part))).rowcount
     return count
+
+
+def _storable_all(values: Sequence[Any]) -> Sequence[Any]:
+    """A column as the store holds it; nearly always one look at all its values is enough."""
+    kinds = {*map(type, values)} - {NoneType}
+    text = "".join(filter(None, values)) if kinds == {str} else "\0"
+    is_plain = text.isascii() and "\0" not in text
+    return values if is_plain or kinds <= {bytes, int, float} else [*map(tables.storable, values)]
 
 
 def insert_new(tx: Connection, table: Table, row: Row) -> bool:

@@ -8,7 +8,7 @@ are time-prefixed hex (`model.new_id`), so that they sort by age. JSON is kept a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -49,14 +49,6 @@ def storable(value: Any) -> Any:
         readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         return readable.replace("\0", "\ufffd")
     return value if value is None or isinstance(value, (bytes, int, float)) else json_bytes(value)
-
-
-def storable_all(values: Sequence[Any]) -> Sequence[Any]:
-    """`storable` of each value of a column; nearly always one look at all of them is enough."""
-    kinds = {*map(type, values)} - {NoneType}
-    text = "".join(filter(None, values)) if kinds == {str} else "\0"
-    is_plain = text.isascii() and "\0" not in text
-    return values if is_plain or kinds <= {bytes, int, float} else [*map(storable, values)]
 
 
 class Plain(TypeDecorator[Any]):

@@ -44,8 +44,6 @@ document.addEventListener('securitypolicyviolation', event =>
   console.error('policy violated: ' + event.violatedDirective + ' ' + event.blockedURI));
 """
 
-needs_browser = pytest.mark.browser
-
 
 @dataclass
 class Visitor:

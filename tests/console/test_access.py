@@ -16,7 +16,7 @@ from playwright.async_api import Browser, expect
 from tests.callers import api
 from tests.configs import LOCAL, bearer, principal, table, token_of
 from tests.conftest import Running, gateway_on
-from tests.console.conftest import PATIENCE_MS, needs_browser, visitor, window_of
+from tests.console.conftest import PATIENCE_MS, visitor, window_of
 from tests.definitions import operation
 from tests.peers import items_api, provider
 
@@ -202,7 +202,7 @@ async def test_a_rule_is_made_without_scripts(office: Running) -> None:
         await post("permissions", reset="1")
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_a_browser_looks_through_anothers_eyes_and_revokes(
     browser: Browser, office: Running
 ) -> None:

@@ -10,13 +10,13 @@ import pytest
 from playwright.async_api import Browser, Page
 
 from tests.configs import token_of
-from tests.console.conftest import Window, needs_browser, window_of
+from tests.console.conftest import Window, window_of
 from tests.console.populated import Populated, populated
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 
 pytestmark = [
-    needs_browser,
+    pytest.mark.browser,
     pytest.mark.skipif(
         not AXE.exists(), reason="needs npm and `make tests/console/node_modules/ready`"
     ),

@@ -26,14 +26,13 @@ from tests.console.conftest import (
     PATIENCE_MS,
     TOKENS,
     Window,
-    needs_browser,
     sign_in_at,
     window_of,
 )
 from tests.console.hostile import ALL, hostile_api
 from tests.peers import items_api, provider, soon
 
-pytestmark = needs_browser
+pytestmark = pytest.mark.browser
 WAITING = ".card:not(.ended)"  # what ended in the test before may still say so
 expect.set_options(timeout=PATIENCE_MS)
 

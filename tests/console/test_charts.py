@@ -18,7 +18,7 @@ from gateway.model import new_id
 from gateway.store.database import Database, insert_rows
 from gateway.store.tables import executions
 from tests.conftest import Running, gateway_on
-from tests.console.conftest import DEMO, Visitor, needs_browser, sign_in_at, visitor
+from tests.console.conftest import DEMO, Visitor, sign_in_at, visitor
 from tests.console.conftest import window_of as window_of_browser
 from tests.databases import postgres, store_url
 from tests.definitions import openapi, operation
@@ -109,7 +109,7 @@ async def test_tools_are_sorted_by_link(reader: tuple[Running, Visitor]) -> None
         assert len(set(tokens)) > 3
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_dragging_over_bars_chooses_their_time_and_without_script_bars_are_links(
     browser: Browser, module_shop: Running
 ) -> None:
@@ -143,7 +143,7 @@ async def test_dragging_over_bars_chooses_their_time_and_without_script_bars_are
         assert await page.locator("#results tbody tr[id]").count() > 0
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_a_long_form_is_folded_and_its_call_is_copied_as_it_is_filled_in(
     browser: Browser, module_shop: Running
 ) -> None:

@@ -17,7 +17,6 @@ from tests.console.conftest import (
     DEMO,
     PATIENCE_MS,
     SignedIn,
-    needs_browser,
     sign_in_at,
     window_of,
 )
@@ -60,7 +59,7 @@ async def choose_auth(page: Page, words: str) -> None:
     await page.click(f".pills >> text={words}")
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_a_connection_is_added_edited_and_keeps_its_secret(
     browser: Browser, desk: Running, peer: Provider
 ) -> None:
@@ -116,7 +115,7 @@ def settings_of(peer: Provider) -> dict[str, Any]:
     return {"kind": "openapi", "spec": peer.spec}
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_a_file_is_chosen_dropped_and_kept_in_an_edit(
     browser: Browser, desk: Running, peer: Provider
 ) -> None:
@@ -162,7 +161,7 @@ async def drop(page: Page, text: str) -> None:
     await page.dispatch_event("#new", "drop", {"dataTransfer": data})
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_the_form_works_without_scripts(
     browser: Browser, desk: Running, peer: Provider
 ) -> None:

@@ -12,7 +12,7 @@ from playwright.async_api import Browser
 from tests.callers import api
 from tests.configs import LOCAL, principal, table, token_of
 from tests.conftest import Running, gateway_on
-from tests.console.conftest import Visitor, needs_browser, visitor, window_of
+from tests.console.conftest import Visitor, visitor, window_of
 
 CONFIG = (
     LOCAL
@@ -137,7 +137,7 @@ async def test_a_name_that_is_markup_stays_a_name(office: Running, root: Visitor
     assert office.app.gateway.catalog.rights.held.rows == ()
 
 
-@needs_browser
+@pytest.mark.browser
 async def test_a_browser_counts_while_one_types_and_saves_by_keyboard(
     browser: Browser, office: Running
 ) -> None:

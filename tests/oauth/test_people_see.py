@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Running
-from tests.console.conftest import chromium, needs_browser
+from tests.console.conftest import chromium
 from tests.oauth.people import OAUTH, TOKENS, Person, Program
 from tests.processes import gateway_process
 
@@ -27,7 +27,7 @@ async def test_the_console_lists_the_clients_that_were_let_in_and_locks_them_out
     assert "Claude.ai, ChatGPT" in connect and "YOUR_TOKEN" not in connect
 
 
-@needs_browser
+@pytest.mark.browser
 @pytest.mark.parametrize("script", [True, False])
 async def test_signing_in_and_allowing_fit_a_phone_and_need_no_script(
     gateway: Running, program: Program, script: bool
