@@ -296,9 +296,9 @@ class Era2026:
             names = [name for name, _ in exchange.lines if name.startswith(b"mcp-")]
             if len(names) != len(set(names)):
                 raise RpcError(HEADER_MISMATCH, "An Mcp- header appears more than once")
-        written = message.written_params()
-        said = (message.method, written, *map(fields.get, _ROUTING))
-        version, client, capabilities = remembered(_climb, written)(*said)
+        said = (message.written_params(), *map(fields.get, _ROUTING))
+        climb = remembered(_climb, sum(map(len, filter(None, said))))
+        version, client, capabilities = climb(message.method, *said)
         caller = Caller(exchange.principal, exchange.scope, "2026", None, client, capabilities)
         return RpcRequest(self._core, exchange, message, caller, version, reply)
 

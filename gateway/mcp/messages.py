@@ -107,7 +107,7 @@ def check_params(message: Message, version: str) -> None:
     """Checks a request's params against the protocol's own schema. Raises RpcError."""
     written = message.written_params()
     try:
-        remembered(_check_written, written)(message.method, version, written)
+        remembered(_check_written, len(written))(message.method, version, written)
     except KeyError:
         raise method_not_found(message.method) from None
     except ValidationError:
@@ -117,9 +117,9 @@ def check_params(message: Message, version: str) -> None:
 T = TypeVar("T")
 
 
-def remembered(read: Callable[..., T], written: bytes) -> Callable[..., T]:
-    """A cached function that reads these bytes; the one behind it, where they are many to keep."""
-    if len(written) <= limits.PREVIEW_CHARS:
+def remembered(read: Callable[..., T], size: int) -> Callable[..., T]:
+    """A cached function; the one behind it, where so many bytes are too many to keep."""
+    if size <= limits.PREVIEW_CHARS:
         return read
     uncached: Callable[..., T] = read.__wrapped__  # type: ignore[attr-defined]
     return uncached
