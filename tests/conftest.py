@@ -35,8 +35,10 @@ register_profile("quick", max_examples=15, derandomize=True, **ON_A_BUSY_MACHINE
 register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 
-# Begun first, the longest before others, so that no worker has one left when the rest are done.
-LONG = """test_browser test_accessibility docs/test_snippets held_calls cli/test_starting
+# Begun first: what counts the readers of its process, before gateways have some; then the longest
+# before others, so that no worker has one left when the rest are done.
+FIRST = """tests/test_workers.py
+test_browser test_accessibility docs/test_snippets held_calls cli/test_starting
 journeys/test_approvals three_replicas overload_clients test_workers test_commands test_house
 overload_upstreams processes mcp_servers test_terminal test_azure.py test_questions
 principals_sessions azure_outages unattended test_cluster definition_files""".split()
@@ -53,7 +55,7 @@ level = "full_access"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        return next((n for n, name in enumerate(LONG) if name in item.nodeid), len(LONG))
+        return next((n for n, name in enumerate(FIRST) if name in item.nodeid), len(FIRST))
 
     items.sort(key=place)
 

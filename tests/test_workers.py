@@ -37,16 +37,8 @@ async def workers() -> AsyncIterator[Workers]:
         yield running
 
 
-OTHERS: set[psutil.Process] = set()  # readers of the gateways that other tests had
-
-
-@pytest.fixture(scope="module", autouse=True)
-def others() -> None:
-    OTHERS.update(_children())
-
-
 def _children() -> list[psutil.Process]:
-    return [c for c in psutil.Process().children() if c not in OTHERS and _is_reader(c)]
+    return [child for child in psutil.Process().children() if _is_reader(child)]
 
 
 def _is_reader(child: psutil.Process) -> bool:

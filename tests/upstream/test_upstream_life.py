@@ -222,8 +222,7 @@ async def test_closing_leaves_no_task_behind(era: Era) -> None:
             with pytest.raises(UpstreamFailed):
                 await ups.call("up", "slow", {}, deadline=0.05)
             ups.replace("up", http("up", peer.url, headers={"A": "b"}))
-        ours = [task for task in asyncio.all_tasks() - before if "gateway" in repr(task)]
-        assert ours == []
+        await until(lambda: "gateway" not in repr(asyncio.all_tasks() - before))
 
 
 async def test_listener_that_failed_is_told_the_next_time() -> None:
