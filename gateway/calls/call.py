@@ -84,7 +84,7 @@ class Invoker:
         self._db, self._signals = approvals.db, approvals.signals
         self._sign_in = sign_in
         self._prepared = prepared
-        self._send_prepared = send
+        self._send = send
         self._approvals = approvals
         self._listeners: list[Callable[[Execution], None]] = []
         self.running = Running()
@@ -142,8 +142,8 @@ class Invoker:
     async def _make(self, attempt: Attempt) -> Result:
         must_ask = self._decide(attempt)
         self._check(attempt)
-        auth = self._prepared.of(attempt.snapshot, attempt.tool.connection).auth
-        if auth.by_people and (question := await self._sign_in(attempt, auth)):
+        prepared = self._prepared_for(attempt)
+        if prepared.auth.by_people and (question := await self._sign_in(attempt, prepared.auth)):
             return question
         approval = await self._ask(attempt) if must_ask else None
         if isinstance(approval, dict):
@@ -153,7 +153,7 @@ class Invoker:
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
             return await self.running.finish(attempt.id, self._make_write(attempt, approval))
         try:
-            result = attempt.with_meta(await self._send(attempt))
+            result = attempt.with_meta(await self._send(attempt, prepared))
         except asyncio.CancelledError:
             self._record_left(attempt)
             raise
@@ -185,7 +185,7 @@ class Invoker:
     async def _complete(self, attempt: Attempt) -> Result:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
-            result = attempt.with_meta(await self._send(attempt))
+            result = attempt.with_meta(await self._send(attempt, self._prepared_for(attempt)))
         except (asyncio.CancelledError, Exception) as error:
             return await self._fail(attempt, error)
         result = with_token(result, attempt.token)
@@ -234,16 +234,15 @@ class Invoker:
             raise _conflict(attempt)
         return await self._answer_again(attempt, begun.execution)
 
-    def _send(self, attempt: Attempt) -> Awaitable[Result]:
-        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
-        return self._send_prepared(attempt, prepared)
-
     def record(self, execution: Execution) -> None:
         """Puts the record of a call that is over on disk soon, and tells of it."""
         record_finished(self._db, execution)
         self._tell(execution)
 
     # --- what the steps need ----------------------------------------------------------------------
+
+    def _prepared_for(self, attempt: Attempt) -> Prepared:
+        return self._prepared.of(attempt.snapshot, attempt.tool.connection)
 
     def _target(self, attempt: Attempt) -> Target:
         """Method and address of the request that would be made; raises where none could be."""
@@ -252,7 +251,7 @@ class Invoker:
             url = settings.url if isinstance(settings, McpConnection) else None
             place = url.partition("?")[0] if url else attempt.state.name
             return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
-        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
+        prepared = self._prepared_for(attempt)
         arguments = {**attempt.arguments, **prepared.inject}
         request = build_request(operation, arguments, prepared.blocklist)
         return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]

@@ -177,11 +177,11 @@ def _check_segment(name: str, text: str) -> None:
 def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> list[str]:
     """`name=text` of a query or of cookies, as often as the style has it."""
     place, is_cookie = parameter.place, parameter.place == "cookie"
-    write = percent if is_cookie else parameter_name
+    is_plain = isinstance(value, (str, int)) and not (parameter.media_type or parameter.reserved)
+    if is_plain and not is_cookie:  # as most are
+        return [f"{parameter_name(parameter.name)}={percent(scalar(value))}"]
     encode = percent_but_reserved if parameter.reserved else percent
-    encode = _cookie_value if is_cookie else encode
-    if isinstance(value, (str, int)) and not parameter.media_type:  # as most are
-        return [f"{write(parameter.name)}={encode(scalar(value))}"]
+    write, encode = (percent, _cookie_value) if is_cookie else (parameter_name, encode)
     style = "form" if is_cookie or parameter.style == "simple" else parameter.style
     texts, value = [], _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):

@@ -296,7 +296,7 @@ class Era2026:
             names = [name for name, _ in exchange.lines if name.startswith(b"mcp-")]
             if len(names) != len(set(names)):
                 raise RpcError(HEADER_MISMATCH, "An Mcp- header appears more than once")
-        said = (message.written_params(), *map(fields.get, _ROUTING))
+        said = (message.repeated, *map(fields.get, _ROUTING))
         climb = remembered(_climb, sum(map(len, filter(None, said))))
         version, client, capabilities = climb(message.method, *said)
         caller = Caller(exchange.principal, exchange.scope, "2026", None, client, capabilities)

@@ -48,17 +48,7 @@ class Message(msgspec.Struct, frozen=True):
     method: str  # "" for a response
     params: dict[str, Any]
     body: dict[str, Any]
-
-    def written_params(self) -> bytes:
-        """The params as JSON, without a call's arguments: what a client says with each request.
-
-        Only the arguments differ from call to call, and they may be any; what is found out about
-        the rest is remembered by these bytes.
-        """
-        params = self.body.get("params")
-        if self.method == "tools/call" and isinstance(self.params.get("arguments"), dict):
-            params = {**self.params, "arguments": {}}
-        return json_bytes(params)
+    repeated: bytes = b""  # what a client says with each request: see `_repeated`
 
 
 def parse(body: bytes) -> Any:
@@ -84,7 +74,18 @@ def read_message(value: object) -> Message:
         return Message("notification", "", method, params or {}, value)
     if not is_request_id(value["id"]):
         _refuse("id must be a string or an integer")
-    return Message("request", value["id"], method, params or {}, value)
+    return Message("request", value["id"], method, params or {}, value, _repeated(method, params))
+
+
+def _repeated(method: str, params: dict[str, Any] | None) -> bytes:
+    """The params of a request as JSON, without a call's arguments.
+
+    Only the arguments differ from call to call, and they may be any; what is found out about the
+    rest is remembered by these bytes.
+    """
+    if params and method == "tools/call" and isinstance(params.get("arguments"), dict):
+        params = {**params, "arguments": {}}
+    return json_bytes(params)
 
 
 def _read_response(value: dict[str, Any]) -> Message:
@@ -105,9 +106,9 @@ def is_request_id(value: object) -> TypeGuard[RequestId]:
 
 def check_params(message: Message, version: str) -> None:
     """Checks a request's params against the protocol's own schema. Raises RpcError."""
-    written = message.written_params()
+    said = message.repeated
     try:
-        remembered(_check_written, len(written))(message.method, version, written)
+        remembered(_check_repeated, len(said))(message.method, version, said)
     except KeyError:
         raise method_not_found(message.method) from None
     except ValidationError:
@@ -126,7 +127,7 @@ def remembered(read: Callable[..., T], size: int) -> Callable[..., T]:
 
 
 @lru_cache(maxsize=256)
-def _check_written(method: str, version: str, params: bytes) -> None:
+def _check_repeated(method: str, version: str, params: bytes) -> None:
     sdk_methods.validate_client_request(method, version, json_value(params))
 
 

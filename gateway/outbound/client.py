@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -382,14 +383,14 @@ def _options(request: Request) -> dict[str, Any]:
     return options
 
 
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_is_name = lru_cache(limits.MAX_REMEMBERED)(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch)
 
 
 def _sendable(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """A caller's headers, each checked, but for those that are ours."""
     for name, value in pairs:
-        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        line = value.replace("\t", " ")
+        if not (_is_name(name) and line.isascii() and line.isprintable()):
             raise Fixable(
                 "invalid_arguments",
                 f"The header {name[:64]!r} holds a character that can't be sent.",
@@ -400,10 +401,11 @@ def _sendable(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _received(response: ClientResponse) -> Pairs:
     """A server's headers, their names in lower case."""
-    return tuple(
+    headers = [
         (name.decode("latin-1").lower(), value.strip(b" \t").decode("utf-8", "replace"))
         for name, value in response.raw_headers
-    )
+    ]
+    return tuple(headers)
 
 
 def _redirected(request: Request, answer: Answer) -> Request | None:

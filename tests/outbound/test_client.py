@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import socket
 import threading
-import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -279,11 +278,8 @@ async def test_answer_is_cut_at_its_bound_also_after_unpacking(
     bomb = bytes(64 * 1024 * 1024)
     body = gzip.compress(bomb, 1) if packed else bomb
     headers = {"Content-Encoding": "gzip"} if packed else {}
-    began = time.process_time()
     async with raw_server(always(answer(body, headers=headers))) as server:
-        began = time.process_time()
         reply = await ask(egress, server.url, max_bytes=100_000)
-        assert time.process_time() - began < 1
         assert (reply.body, reply.truncated) == (bytes(100_000), True)
         await ask(egress, server.url, max_bytes=100_000)
     assert server.connections == 2  # the rest was not read to keep the connection
