@@ -389,8 +389,7 @@ _is_name = lru_cache(limits.MAX_REMEMBERED)(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-
 def _sendable(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """A caller's headers, each checked, but for those that are ours."""
     for name, value in pairs:
-        line = value.replace("\t", " ")
-        if not (_is_name(name) and line.isascii() and line.isprintable()):
+        if not (_is_name(name) and value.isascii() and value.replace("\t", " ").isprintable()):
             raise Fixable(
                 "invalid_arguments",
                 f"The header {name[:64]!r} holds a character that can't be sent.",
