@@ -253,7 +253,7 @@ caller is 404, and a decision for which somebody else was faster is 409."""
 
 def metrics_page() -> str:
     async def exposed() -> bytes:  # some are counted in the loop
-        return Metrics().text([], 0, dict.fromkeys(WORDS["figures"], 0.0), named=True)
+        return Metrics().text([], 0, dict.fromkeys(WORDS["figures"], 0.0), by_name=True)
 
     rows = []
     for family in text_string_to_metric_families(asyncio.run(exposed()).decode()):

@@ -1,8 +1,8 @@
 """The only place where the parts are put together.
 
-`running` starts them in order and ends them in the reverse one: the store and the ways out, the
-catalog from what is cached (no network), calls, then the doors; the first refresh runs behind, so
-that a dead upstream delays nobody. What it gives is one ASGI application.
+`running` starts them in order and ends them in reverse order: the store and the ways out, the
+catalog from cached definitions (no network), calls, then the doors; the first refresh runs in the
+background, so that a dead upstream delays nobody. It yields the gateway's doors as one `App`.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ from gateway.workers import Workers
 log = structlog.get_logger("gateway")
 
 T = TypeVar("T")
-Loading = Callable[[int], Callable[[str], None]]  # how many connections → told each that was read
-Beside = Callable[[str], Coroutine[Any, Any, None]] | None  # given our address; we end with it
+Loading = Callable[[int], Callable[[str], None]]  # number of connections → called as each is read
+Sidecar = Callable[[str], Coroutine[Any, Any, None]] | None  # gets our address; we end with it
 
 DOUBTED = "doubted"  # the signal: a connection's server could not be reached from one process
-# Asked for by a pod's address, and saying nothing that is not for everybody: no Host to check.
+# Kubernetes asks for these by a pod's address; they hold nothing secret, so no Host is checked.
 PROBES = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
 
 
@@ -81,18 +81,18 @@ def _as_written(settings: Settings) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process runs: its configuration, and the address it was given."""
+    """Where this process runs: its configuration file and its address."""
 
     config: Path
     host: str
     port: int
-    adjust: Adjust | None = _as_written  # what stands over the file; None: it is not watched
-    needed: Collection[str] = ()  # connections without which there is nothing to serve
+    adjust: Adjust | None = _as_written  # applied over the file; None: the file is not watched
+    needed: Collection[str] = ()  # connections without which the gateway does not start
     readers: Callable[[], AbstractAsyncContextManager[Workers]] = Workers  # of definitions
 
     @property
     def own_url(self) -> str:
-        """By which a client on this machine reaches it."""
+        """The URL by which a client on this machine reaches the gateway."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
@@ -102,7 +102,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The doors of the gateway, and what the server around them needs."""
+    """The doors of the gateway, and the parts that the server around them needs."""
 
     gateway: Gateway
     mcp: McpEndpoint
@@ -116,39 +116,39 @@ class App:
     def server(
         self, place: Place, grace: float, *, announce: bool = True, worker: bool = False
     ) -> GatewayServer:
-        """What serves this at a socket, and ends it in order."""
+        """The server that serves this at a socket, and ends it in order."""
         return GatewayServer(
-            *(self.mcp, self._serve_other, self._turn_away, self.drain),
+            *(self.mcp, self._serve_other, self._report_draining, self.drain),
             grace=grace,
             request_seconds=self.gateway.snapshot.settings.limits.request_seconds,
-            announced=(place.own_url, self.console.link(place.own_url)) if announce else None,
+            addresses=(place.own_url, self.console.link(place.own_url)) if announce else None,
             worker=worker,
         )
 
     def refuse_failing(self, needed: Collection[str]) -> None:
-        """Raises what is wrong with a connection that is needed."""
+        """Raises the problem of a connection that is needed and failing."""
         for name in needed:
             state = self.gateway.snapshot.connections[name]
             if state.status == "failing":
                 raise DefinitionUnreadable(f"{name}: {state.problems[-1].message}")
 
-    def _turn_away(self) -> None:
+    def _report_draining(self) -> None:
         self.health.draining = True
 
     async def drain(self, grace: float) -> None:
-        """Lets all calls in flight finish, whoever waits for them; then closes the streams.
+        """Lets all calls in flight finish, also those without a request; then closes the streams.
 
-        Callers who wait for a person are sent away, and nothing that was approved is begun.
+        Callers that wait for a person are sent away, and no approved call is begun.
         """
         running = self.gateway.invoker.running
         self.gateway.approvals.draining = True
-        self.gateway.invoker.held.drain()
-        await running.drain(grace)  # uvicorn waits for those that a request waits for
+        self.gateway.invoker.held_calls.drain()
+        await running.drain(grace)  # uvicorn waits only for calls that a request waits for
         self.gateway.feed.close()
         self.mcp.streams.close()
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers what is not MCP."""
+        """Answers requests that are not MCP."""
         path: str = scope["path"]
         if path not in PROBES:
             try:
@@ -169,15 +169,15 @@ class App:
 
 
 def serve(
-    settings: Settings, place: Place, loading: Loading, *, worker: bool = False, beside: Beside
+    settings: Settings, place: Place, loading: Loading, *, worker: bool = False, sidecar: Sidecar
 ) -> None:
-    """Runs until a signal ends it, or what runs beside. A worker shares its port with others."""
+    """Runs until a signal or its sidecar ends it. A worker shares its port with other workers."""
 
     async def run(place: Place, bound: socket.socket) -> None:
         async with running(settings, place, loading) as app:
             app.refuse_failing(place.needed)
             server = app.server(place, settings.server.shutdown_seconds, worker=worker)
-            server.beside = partial(beside, place.own_url) if beside else None
+            server.sidecar = partial(sidecar, place.own_url) if sidecar else None
             await server.serve(sockets=[bound])
 
     with bind(settings.server.host, settings.server.port, shared=worker) as bound:
@@ -189,7 +189,7 @@ def serve(
 async def running(
     settings: Settings, place: Place, loading: Loading = lambda total: lambda name: None
 ) -> AsyncIterator[App]:
-    """The gateway, started; it is ready as soon as what is cached has been read."""
+    """Runs the gateway; it is ready as soon as the cached definitions have been read."""
     async with AsyncExitStack() as stack:
         assembly = Assembly(settings, place, stack)
         await assembly.open_store()
@@ -216,7 +216,7 @@ class Assembly:
         self._stack = stack
 
     async def open_store(self) -> None:
-        """The store, and the key that seals secrets in it."""
+        """Opens the store, and reads the key that seals secrets in it."""
         key_file = self.folder / self.settings.store.secret_key_file
         self.seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
         self.db = await self._enter(Database(self.settings.store.url_in(self.folder)))
@@ -224,15 +224,15 @@ class Assembly:
         self._run(self._reseal())
 
     async def _reseal(self) -> None:
-        """Has what earlier keys sealed sealed with the first one, behind everything else."""
+        """Seals all secrets of earlier keys with the first key, in the background."""
         try:
             if count := await reseal(self.db, self.seal):
                 log.info("sealed anew", rows=count)
-        except GatewayError as error:  # the next start goes on with it
+        except GatewayError as error:  # the next start tries again
             log.warning("not all sealed anew", code=error.code)
 
     async def open_ways_out(self) -> None:
-        """What reaches APIs and servers, and the processes that read what they answer."""
+        """Opens the clients of APIs and servers, and the processes that read their answers."""
         self.egress = await self._enter(Egress(**self.settings.network.rules, folder=self.folder))
         self.own_egress = await self._enter(Egress([self.place.host]))
         self.workers = await self._enter(self.place.readers())
@@ -248,10 +248,10 @@ class Assembly:
         )
         alone = self.settings.server.workers == 1 and self.settings.store.url.startswith("sqlite")
         shared = None if alone else self.db  # other processes count as well
-        self.limits = Admission(self.settings.limits.max_concurrent_calls, shared=shared)
+        self.limits = Admission(self.settings.limits.max_concurrent_calls, shared_db=shared)
 
     async def load_catalog(self) -> None:
-        """What tools there are, from what is cached, and what keeps them up to date."""
+        """Builds the tools from cached definitions, and the parts that keep them up to date."""
         self.fetcher = Fetcher(self.egress, self.folder, self.settings.cache)
         self.directory = AzureDirectory(
             partial(ask_azure, self.egress, self.credentials),
@@ -273,32 +273,32 @@ class Assembly:
     def _follow_upstreams(self) -> None:
         """Keeps sessions with the MCP servers of the current snapshot."""
         snapshot = self.catalog.current
-        wanted = {
+        servers = {
             name: state.settings
             for name, state in snapshot.connections.items()
             if isinstance(state.settings, McpConnection) and state.status != "disabled"
         }
-        self.upstreams.follow(wanted, snapshot.settings.limits)
+        self.upstreams.follow(servers, snapshot.settings.limits)
 
     def _mark_failing(self, name: str, error: GatewayError) -> None:
-        """Shows that an MCP server can't be reached; other processes look for themselves.
+        """Shows that an MCP server can't be reached; other processes check for themselves.
 
-        That somebody has to sign in there is theirs to know, and no trouble of the server.
+        That a person has to sign in concerns only that person: the server is not failing.
         """
         if error.code != "sign_in_required" and self.catalog.mark_failing(name, error):
             signal_soon(self.db, DOUBTED, name)
 
     async def start_calls(self) -> None:
-        """What carries a call out: asking, sending, recording, telling.
+        """Builds the parts that carry a call out: asking, sending, recording, telling.
 
-        The heartbeat begins before anything can be executing here, and what still runs is recorded
-        before the store closes.
+        The heartbeat begins before any call can be executing here, and calls that still run are
+        recorded before the store closes.
         """
         replica, prepared = self.replica, PreparedConnections()
         db, seal, signals, catalog = self.db, self.seal, self.signals, self.catalog
         feed = Feed(db, signals, catalog)
-        looks = (lambda: catalog.current, lambda *asked: self.gateway.find_tool(*asked))
-        approvals = Approvals(db, seal, signals, *looks, replica.id)
+        views = (lambda: catalog.current, lambda *call: self.gateway.find_tool(*call))
+        approvals = Approvals(db, seal, signals, *views, replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
@@ -307,23 +307,23 @@ class Assembly:
         parts = (catalog, invoker, approvals, db, feed, self.directory, self.keeper)
         self.gateway = Gateway(*parts, work, {tool.name: tool for tool in OWN_TOOLS})
         self.gateway.wake = self.schedule.wake
-        if (traced := tracer()) is not None:
-            invoker.on_finished(traced[0])
-            self._stack.push_async_callback(asyncio.to_thread, traced[1])
+        if (spans := tracer()) is not None:
+            invoker.on_finished(spans[0])
+            self._stack.push_async_callback(asyncio.to_thread, spans[1])
         signals.on(CANCEL, invoker.running.cancel)
         for listener in (feed.result, log_call):
             invoker.on_finished(listener)
-        keeping = Housekeeping(
+        housekeeping = Housekeeping(
             db, replica, lambda: catalog.current.settings.ledger.keep_days, expire=approvals.expire
         )
-        await keeping.start()
-        self._stack.push_async_callback(keeping.close)
+        await housekeeping.start()
+        self._stack.push_async_callback(housekeeping.close)
         self._stack.push_async_callback(invoker.running.close)
-        self._run(keeping.run())
+        self._run(housekeeping.run())
         self._run(invoker.make_approved())
 
     def open_doors(self) -> App:
-        """MCP, REST, console and health, and what they share."""
+        """Builds MCP, REST, console and health, and the parts that they share."""
         server, gateway = self.settings.server, self.gateway
         identity = Identity(self.catalog.current.settings, self.public_url, self._fetch_keys)
         self.catalog.on_change(lambda: self._follow_settings(identity))
@@ -331,33 +331,33 @@ class Assembly:
         requests = UpstreamRequests(self.upstreams, self.limits, self.credentials)
         mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
         mcp.listen_to(self.signals)
-        certificates = Certificates(self.folder, self.egress.shown)
+        certificates = Certificates(self.folder, self.egress.certificate_ends)
         health = Health(gateway, identity, rules, mcp.figures, certificates.ends)
-        gateway.invoker.on_finished(health.metrics.finished)
-        shown = (health, mcp.contacts, self.public_url)
-        console = Console(gateway, identity, self.seal, *shown)
+        gateway.invoker.on_finished(health.metrics.count_call)
+        pages = (health, mcp.contacts, self.public_url)
+        console = Console(gateway, identity, self.seal, *pages)
         self.front_door = FrontDoor(
             *(self.db, self.seal, self.egress, identity, console.backend.sessions),
             lambda: self.catalog.current.settings,
             self.public_url,
         )
-        self.front_door.let_in(self.signals)
+        self.front_door.accept_tokens(self.signals)
         connect = Connect(self.front_door.entrance, self.keeper, lambda: self.catalog.current)
-        others = [*health.routes, consent_route(gateway, self.seal), *self.front_door.routes()]
-        others += connect.routes()
+        routes = [*health.routes, consent_route(gateway, self.seal), *self.front_door.routes()]
+        routes += connect.routes()
         self._follow_people(identity)
-        rest = http_app(gateway, identity, others)
+        rest = http_app(gateway, identity, routes)
         return App(gateway, mcp, health, identity, rules, bookshop(), rest, console)
 
     def _follow_settings(self, identity: Identity) -> None:
-        """Has identity change with policy: no request comes between the swap and this."""
+        """Has identity change with the settings: no request comes between the swap and this."""
         settings = self.catalog.current.settings
         identity.follow(settings, self.place.public_url(settings))
 
     def _follow_people(self, identity: Identity) -> None:
-        """Has what people gave end with them, and sessions with servers end with what they gave."""
+        """Ends people's credentials with the people, and sessions with servers with credentials."""
 
-        def signed(payload: str) -> None:
+        def credentials_changed(payload: str) -> None:
             name, _, owner = payload.partition(" ")
             state = self.catalog.current.connections.get(name)
             if state is not None and isinstance(state.settings, McpConnection):
@@ -365,72 +365,72 @@ class Assembly:
                 if not state.tools or state.status != "connected":
                     self.schedule.wake(name)
 
-        unread: set[str] = set()  # what can be listed once somebody comes with a token
+        unread: set[str] = set()  # connections to list as soon as a caller brings a token
 
         def present(principal: str, token: str) -> None:
             self.credentials.present(principal, token)
             while unread:
                 self.schedule.wake(unread.pop())
 
-        there: set[str] = set()  # connections that people sign in to
+        personal: set[str] = set()  # connections that people sign in to
 
         def connections_changed() -> None:
             states = self.catalog.current.connections
-            for name in there.difference(states):
+            for name in personal.difference(states):
                 self._run(self.keeper.forget(connection=name))
-            there.clear()
-            there.update(n for n, state in states.items() if people_sign_in(state.settings.auth))
+            personal.clear()
+            personal.update(n for n, s in states.items() if people_sign_in(s.settings.auth))
             grants = {n: getattr(s.settings.auth, "grant", "") for n, s in states.items()}
-            wanted = [states[name] for name in grants if grants[name] == "token_exchange"]
+            exchanging = [states[name] for name in grants if grants[name] == "token_exchange"]
             unread.clear()
-            unread.update(state.name for state in wanted if not state.tools)
-            identity.present = present if wanted else None
+            unread.update(state.name for state in exchanging if not state.tools)
+            identity.present = present if exchanging else None
 
-        known = set(identity.principals)
+        principals = set(identity.principals)
 
         def principals_changed() -> None:
-            for name in known.difference(identity.principals):
+            for name in principals.difference(identity.principals):
                 self._run(self.keeper.forget(owner=name))
-            known.clear()
-            known.update(identity.principals)
+            principals.clear()
+            principals.update(identity.principals)
 
         identity.on_change(principals_changed)
-        if identity.auth.mode == "tokens":  # of others nobody can tell that they are no more
-            self._run(self.keeper.forget_others(known))
-        self.signals.on(SIGNED, signed)
+        if identity.auth.mode == "tokens":  # in other modes no list of principals is complete
+            self._run(self.keeper.forget_others(principals))
+        self.signals.on(SIGNED, credentials_changed)
         self.catalog.on_change(connections_changed)
         connections_changed()
 
     async def _fetch_keys(self, url: str) -> bytes:
-        seconds, most = FETCH_SECONDS, MAX_BODY_BYTES
-        answer = await self.egress.send(Request("GET", url), deadline=seconds, max_bytes=most)
+        seconds, size = FETCH_SECONDS, MAX_BODY_BYTES
+        answer = await self.egress.send(Request("GET", url), deadline=seconds, max_bytes=size)
         if answer.status != 200 or answer.truncated:
             raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")
         return answer.body
 
     async def look_first(self, loading: Loading) -> None:
-        """Starts the first refresh, and gives what was never read before a moment.
+        """Starts the first refresh, and gives connections that were never read a moment.
 
-        So the first client finds tools: what lies on this machine is waited for, a network only so
-        long. What is cached is refreshed behind, without anyone waiting.
+        So the first client finds tools: the gateway waits for definitions on this machine, and a
+        moment for those in a network. Cached connections are refreshed in the background.
         """
         unread, in_azure = self.catalog.unread(), self.catalog.group()
-        local = [name for name, near in unread.items() if near]
-        far = [name for name, near in unread.items() if not near and name not in in_azure]
-        states, known = self.catalog.current.connections, {*unread, *in_azure}
-        cached = [n for n, s in states.items() if n not in known and not s.settings.is_lazy]
-        told = loading(len(local) + len(far) + len(cached))
-        near, remote, _ = [
-            self._run(self.catalog.refresh(names, by="start", told=told))
-            for names in (local, far, cached)
+        local = [name for name, is_local in unread.items() if is_local]
+        remote = [n for n, is_local in unread.items() if not is_local and n not in in_azure]
+        states, uncached = self.catalog.current.connections, {*unread, *in_azure}
+        cached = [n for n, s in states.items() if n not in uncached and not s.settings.is_lazy]
+        after_each = loading(len(local) + len(remote) + len(cached))
+        reading_local, reading_remote, _ = [
+            self._run(self.catalog.refresh(names, by="start", after_each=after_each))
+            for names in (local, remote, cached)
         ]
         resource_group = self._run(self.catalog.refresh_group(by="start"))
-        await asyncio.wait([near])
-        soon = [remote] if in_azure else [remote, resource_group]
+        await asyncio.wait([reading_local])
+        soon = [reading_remote] if in_azure else [reading_remote, resource_group]
         await asyncio.wait(soon, timeout=None if self.place.needed else MOMENT_SECONDS)
 
     async def follow_changes(self, app: App) -> None:
-        """What other processes, servers and editors of files change from now on."""
+        """Follows changes that other processes, servers and editors of files make."""
         self.signals.on(DOUBTED, lambda name: self.schedule.wake(name) if name else None)
         self.signals.on(REVISION, self.catalog.hear)
         await self.signals.start(self.db)
@@ -457,7 +457,7 @@ class Assembly:
             await watch(self.place.config, self.settings, adjust, apply, report)
 
     async def _apply(self, edited: Settings) -> tuple[list[str], bool]:
-        """Puts edited settings in force; which connections to read, and whether Azure's group."""
+        """Applies edited settings; returns the connections to read, and whether Azure's group."""
         before = self.catalog.current.settings
         refuse_edit(edited, self.catalog.current)
         self.egress.follow(**edited.network.rules)
@@ -465,16 +465,16 @@ class Assembly:
         if edited.cache != before.cache:
             self.fetcher.remember(edited.cache)
         names = await self.catalog.apply(edited)
-        reachable = edited.network != before.network
-        if reachable:  # what could not be reached may be now
+        network_changed = edited.network != before.network
+        if network_changed:  # failing connections may be reachable now
             states = self.catalog.current.connections.values()
             names += [state.name for state in states if state.status == "failing"]
         return names, edited.azure != before.azure or (
-            reachable and self.catalog.group_problem is not None
+            network_changed and self.catalog.group_problem is not None
         )
 
     async def _look_at_edited(self, names: list[str], at_azure: bool) -> None:
-        """Reads what an edit brought; the next edit does not wait for a slow server."""
+        """Reads the connections of an edit; the next edit does not wait for a slow server."""
         try:
             await self.catalog.refresh(names, by="config.toml")
             if at_azure:

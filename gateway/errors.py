@@ -1,12 +1,12 @@
-"""What can go wrong, and who can do something about it.
+"""The errors of the gateway, ordered by who can do something about them.
 
     GatewayError                 code, a message that is safe to show, a hint for what to do
     ├── Refused                  a rule said no: read_only, access_denied, blocked_path,
     │   │                        not_connected, unsupported_provider, approval_denied,
     │   │                        approval_expired
-    │   ├── NotApproved          a person, or time, said no; ApprovalVoid: it was for another thing
-    │   └── InsufficientScope    the person may, but the client's token lacks a scope
-    ├── Fixable                  the caller can mend it: invalid_arguments, connection_invalid,
+    │   ├── NotApproved          a person refused, or time ran out; ApprovalVoid: it no longer holds
+    │   └── InsufficientScope    the person has the right, but the client's token lacks a scope
+    ├── Fixable                  the caller can correct it: invalid_arguments, connection_invalid,
     │   │                        idempotency_conflict, precondition (REST: a wrong If-Match)
     │   ├── DefinitionUnreadable a definition that can't be read or is out of bounds
     │   └── NotFound             what was named does not exist, or not for this caller
@@ -14,7 +14,7 @@
     ├── UpstreamFailed           the other side: upstream_error, upstream_timeout,
     │   │                        upstream_unreachable, outcome_unknown, sign_in_required (with
     │   │                        sign_in_url: where a person signs the connection in)
-    │   └── UpstreamRefused      an MCP server's own JSON-RPC error, for who passes it on
+    │   └── UpstreamRefused      an MCP server's own JSON-RPC error, to be passed on
     └── Broken                   ours: store_unavailable, internal
     UnknownTool                  the one error that is a JSON-RPC error and not a result
     ConfigInvalid                config.toml or a manifest: the process does not start (exit 2)
@@ -51,7 +51,7 @@ CODES = frozenset(STATUS_OF_CODE)
 
 
 class GatewayError(Exception):
-    """An outcome that is told to the caller as `{code, message, hint, …details}`."""
+    """An error that the caller is told as `{code, message, hint, …details}`."""
 
     def __init__(self, code: str, message: str, hint: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class GatewayError(Exception):
 
     @property
     def sentence(self) -> str:
-        """Message and hint, as one reads them."""
+        """Message and hint as sentences for people."""
         if not self.hint:
             return self.message
         return f"{self.message.rstrip('.')}. {self.hint}".replace("?. ", "? ", 1)
@@ -77,15 +77,15 @@ class Refused(GatewayError):
 
 
 class NotApproved(Refused):
-    """A person, or time, said no. The record of the call says so already."""
+    """A person refused, or time ran out. The record of the call says so already."""
 
 
 class ApprovalVoid(NotApproved):
-    """What was approved is not there any more."""
+    """The approval no longer holds: the tool or the rights changed, or its call can't be read."""
 
 
 class InsufficientScope(Refused):
-    """The person may do this, but let their client in for less."""
+    """The person has the right, but did not give it to their client."""
 
     def __init__(self, *scopes: str) -> None:
         words = f"this client was let in without {scopes[-1]}"
@@ -95,7 +95,7 @@ class InsufficientScope(Refused):
 
 
 class Fixable(GatewayError):
-    """The caller can mend the request and try again."""
+    """The caller can correct the request and try again."""
 
 
 class DefinitionUnreadable(Fixable):
@@ -106,7 +106,7 @@ class DefinitionUnreadable(Fixable):
 
 
 class NotFound(Fixable):
-    """What was named does not exist, or not for this caller: the two answer alike."""
+    """The thing named does not exist, or not for this caller: both get the same answer."""
 
 
 class Overloaded(GatewayError):
@@ -127,7 +127,7 @@ class UpstreamFailed(GatewayError):
 
 
 class UpstreamRefused(UpstreamFailed):
-    """An MCP server's own JSON-RPC error: what it said is kept for who passes it on."""
+    """An MCP server's own JSON-RPC error, kept so that it can be passed on to the client."""
 
     rpc_code: int = 0
     rpc_message: str = ""
@@ -139,7 +139,7 @@ class Broken(GatewayError):
 
 
 class UnknownTool(Exception):
-    """A name that is not in the caller's view, whether or not it exists for someone else."""
+    """A name that is not in the caller's view, whether or not it exists in another view."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Unknown tool: {name}")
@@ -151,7 +151,7 @@ class Unauthenticated(Exception):
 
 
 class ConfigInvalid(Exception):
-    """A file that does not say what it may say: every problem, each with its place."""
+    """A configuration file that is not valid: all its problems, each with its place."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))

@@ -1,4 +1,4 @@
-"""The nouns: what connectors build, what a snapshot holds, what a call carries.
+"""The nouns of the gateway: what connectors build, what a snapshot holds, what a call carries.
 
 Everything here is a frozen value without behaviour that could fail. Tools and their targets travel
 between processes and into the store as MessagePack, so their fields are plain types only.
@@ -24,7 +24,7 @@ Access = Literal["read", "write", "delete", "dangerous"]
 Risk = Literal["none", "low", "medium", "high"]
 Level = Literal["read-write", "read-only", "disabled"]
 Trust = Literal["trusted", "untrusted"]
-Names = Literal["short", "full"]  # of tools: with what a generator put behind operation ids or not
+Names = Literal["short", "full"]  # of tools: full ones keep what a generator put behind the ids
 Kind = Literal["openapi", "manifest", "mcp", "arm"]
 Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending"]
 BuiltStatus = Literal["connected", "unauthenticated", "failing"]
@@ -48,7 +48,7 @@ ACCESS_OF_METHOD: Mapping[str, Access] = {
     "DELETE": "delete",
 }
 
-# Ours to say in every request: what belongs to the connection, and how answers are packed.
+# Headers that the gateway sets itself: those of the connection, and how answers are packed.
 OWN_HEADERS = frozenset(
     "host connection keep-alive te trailer transfer-encoding upgrade content-length expect"
     " accept-encoding proxy-connection proxy-authenticate proxy-authorization".split()
@@ -60,7 +60,7 @@ OWN_TOOL_NAMES = frozenset(
     " lookup_schema lookup_values mcp_call_tool mcp_get_tool_schema mcp_list_tools mcp_search_tools"
     " put_connection read_result refresh_tools".split()
 )
-DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
+DEFAULT_KEY_HEADER = "X-Api-Key"  # if neither the connection nor its definition names a header
 
 
 # --- what a tool does when it is called -----------------------------------------------------------
@@ -81,7 +81,7 @@ class Parameter:
     constant: Any = None  # sent when no argument gives a value
 
 
-# What a caller may say of a file: a media type, or nothing.
+# What a caller may give as the media type of a file: a media type, or an empty text.
 MEDIA_TYPE_PATTERN = r"^([A-Za-z0-9_!#$&^.+-]+/[A-Za-z0-9_!#$&^.+-]+( *;[ -~]*)?)?$"
 
 
@@ -94,7 +94,7 @@ class Field:
     file: bool = False  # base64 in the arguments, bytes on the wire
     file_name_argument: str | None = None
     content_type_argument: str | None = None
-    media_type: str | None = None  # of this part; of a file also several, `image/*, text/csv`
+    media_type: str | None = None  # of this part; a file may have several: `image/*, text/csv`
     style: Style = "form"
     explode: bool = True
 
@@ -111,7 +111,7 @@ class Body:
     constants: Mapping[str, Any] = field(default_factory=dict)  # hidden properties, merged in
     wrap: str | None = None  # "data": the record is sent as {"data": [record]}
     xml: Mapping[str, Any] | None = None  # how an object is written, if it is sent as XML
-    # Arguments with a place of their own: others are properties by the same name. None: no others.
+    # Arguments with a place of their own: all others go into the body as they are. None: no others.
     all_but: frozenset[str] | None = None
 
 
@@ -126,7 +126,7 @@ class HttpOperation:
     body: Body | None = None
     accept: str = "application/json"
     idempotency_header: str | None = None
-    headers_out: tuple[str, ...] = ()  # of the answer, beside those that every caller is told
+    headers_out: tuple[str, ...] = ()  # of the answer, shown beside those that are always shown
     target: Literal["http"] = "http"
 
 
@@ -143,7 +143,7 @@ class UpstreamOperation:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """How one server is met over TLS: whom to trust besides, what to show it, what to call it."""
+    """TLS files for one server: authorities to trust besides, our certificate, its own name."""
 
     __pydantic_config__ = {"extra": "forbid"}  # it is a table of config.toml, too
     ca_file: str | None = None
@@ -160,12 +160,12 @@ NO_TLS_FILES = TlsFiles()
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool as clients see it and as we call it."""
+    """One tool as clients see it and as the gateway calls it."""
 
     name: str  # with the connection's prefix
-    local_name: str  # without
+    local_name: str  # without the prefix
     connection: str
-    operation: str | None  # operation id or upstream name, spelled as there
+    operation: str | None  # operation id or upstream name, spelled as in the definition
     method: str  # "" for upstream MCP tools
     path: str  # as in the definition; "" for upstream MCP tools
     access: Access
@@ -185,32 +185,32 @@ class Tool:
     security: str = ""  # the credentials the definition asks for, in a canonical spelling
     lookups: bytes = b""  # JSON: rules by argument for what can be looked up ("": the body's)
     whole_schema: bytes = b""  # packed JSON, where `input_schema` leaves something out
-    forms: Mapping[str, bytes] = field(default_factory=dict)  # the entry, where plain is otherwise
+    forms: Mapping[str, bytes] = field(default_factory=dict)  # the entry in forms where it differs
 
 
-# In a tool's whole schema: by name, what an object always has and nobody is asked for.
+# In a tool's whole schema: by name, the constants of an object, which callers don't give.
 CONSTANTS = "x-gateway-constants"
 
 
 def whole_schema(tool: Tool) -> bytes:
-    """All of a tool's input schema, also where less of it is listed."""
+    """All of a tool's input schema, also where its entry has less of it."""
     return unpack(tool.whole_schema) if tool.whole_schema else tool.input_schema
 
 
 def without_constants(schema: bytes) -> bytes:
     """The schema as people see it."""
-    return orjson.dumps(_cleared(orjson.loads(schema))) if CONSTANTS.encode() in schema else schema
+    return orjson.dumps(_strip(orjson.loads(schema))) if CONSTANTS.encode() in schema else schema
 
 
-def _cleared(value: Any) -> Any:
+def _strip(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _cleared(part) for key, part in value.items() if key != CONSTANTS}
-    return [_cleared(part) for part in value] if isinstance(value, list) else value
+        return {key: _strip(part) for key, part in value.items() if key != CONSTANTS}
+    return [_strip(part) for part in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An operation that is not a tool, and why; the API has it all the same."""
+    """An operation of the API that is not a tool, and the reason."""
 
     operation: str | None
     method: str
@@ -223,21 +223,21 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something a person should know of a connection; tools may work all the same."""
+    """Something that a person should know of a connection, whose tools may still work."""
 
     severity: Severity
     where: str
     message: str
-    configured: bool = False  # it lies in what an operator wrote, not in what was found
+    configured: bool = False  # it is in the operator's configuration, not in the definition
 
-    def shown(self) -> dict[str, str]:
-        """As every edge shows it."""
+    def as_dict(self) -> dict[str, str]:
+        """The shape that every edge shows."""
         return {"severity": self.severity, "where": self.where, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """So many requests in so many seconds."""
+    """How many requests are allowed in a window of time."""
 
     requests: int
     window_seconds: float
@@ -246,7 +246,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a connector made of one definition."""
+    """The result of a connector for one definition."""
 
     format: str  # swagger-2.0 | openapi-3.0 | openapi-3.1 | manifest | mcp
     title: str
@@ -254,27 +254,27 @@ class Build:
     tools: tuple[Tool, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     problems: tuple[Problem, ...] = ()
-    hidden: tuple[Tool, ...] = ()  # callable by look-ups only
+    hidden: tuple[Tool, ...] = ()  # that only look-ups call
     blocklist: tuple[str, ...] = ()  # the definition's own, beside the connection's
     rate_limit: RateLimit | None = None  # what the provider allows, unless configured
     auth_scheme: str | None = None  # the word before a token in Authorization; None: Bearer
     auth_name: str | None = None  # what carries an API key, as the definition says
     auth_in: str | None = None
     sign_in_urls: tuple[str, ...] = ()  # where people sign in, and where tokens are given
-    status: BuiltStatus = "connected"  # as the far side itself says
+    status: BuiltStatus = "connected"  # as the API or server itself reports it
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
-    purpose: str = ""  # what a definition says that its API is for
-    instructions: str = ""  # how a server says it is to be used; what many operations say alike
-    names: Names = "full"  # the form that those of its tools have
+    purpose: str = ""  # what the API is for, by its definition
+    instructions: str = ""  # how to use a server, by its own words; words that operations share
+    names: Names = "full"  # the form of its tools' names
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
 
 
 @dataclass(frozen=True, slots=True)
 class RawDefinition:
-    """A definition, packed, and what is needed to ask whether it is still current."""
+    """A definition, packed, and the validators that tell whether it is still current."""
 
     location: str = ""
-    packed: bytes = b""  # none where it is in the store
+    packed: bytes = b""  # empty where the definition is only in the store
     sha256: str = ""
     etag: str | None = None
     last_modified: str | None = None
@@ -282,7 +282,7 @@ class RawDefinition:
 
     @property
     def raw(self) -> bytes:
-        """Its own bytes."""
+        """The definition's bytes, unpacked."""
         return unpack(self.packed)
 
     @classmethod
@@ -291,13 +291,13 @@ class RawDefinition:
         return cls(location, pack(raw), digest(raw))
 
     def is_same(self, other: RawDefinition) -> bool:
-        """Whether both are the same text from the same place; bytes may not be at hand."""
+        """Whether both are the same text from the same place; compares no bytes."""
         return self.sha256 == other.sha256 and self.location == other.location
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The tools that were made of a definition; two are equal that have the same."""
+    """The tools that were made of a definition; equal to another with the same tools."""
 
     build: Build
     definition: RawDefinition = field(default=RawDefinition(), compare=False)
@@ -306,14 +306,14 @@ class Found:
     # Of an MCP server that was asked just now.
     session: Literal["principal", "shared"] | None = field(default=None, compare=False)
 
-    def light(self) -> Found:
+    def without_bytes(self) -> Found:
         """The same without the definition's bytes: they are in the store."""
         return replace(self, definition=replace(self.definition, packed=b""))
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What configuration says of one operation, over what its definition says."""
+    """What configuration says of one operation; it replaces what the definition says."""
 
     access: Access | None = None
     risk: Risk | None = None
@@ -323,7 +323,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Wrap:
-    """One upstream tool under a local name, with what is filled in for the caller."""
+    """One upstream tool under a local name, with arguments that the gateway fills in."""
 
     tool: str
     as_: str | None = None  # None: the upstream's name with the prefix
@@ -334,7 +334,7 @@ class Wrap:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a connector is told of a connection. No secrets: this is hashed, stored and logged."""
+    """What a connector knows of a connection. No secrets: this is hashed, stored and logged."""
 
     connection: str
     kind: Kind
@@ -351,35 +351,35 @@ class Source:
     auth_type: str = "none"
     auth_name: str | None = None  # api-key: parameter name and place
     auth_in: str | None = None
-    headers: tuple[str, ...] = ()  # names of those that are sent with every call
+    headers: tuple[str, ...] = ()  # names of headers that are sent with every call
     idempotency_header: str | None = None
     authenticated: bool = True
     max_description_chars: int = 1024
-    region: str | None = None  # manifest: which of its regions; None: its default
+    region: str | None = None  # manifest: a region of it; None: its default region
     on_behalf_of: str | None = None  # manifest: the provider's user that writes are made for
-    tools: tuple[str, ...] = ("*",)  # mcp: those that are shown, those that are not, those wrapped
+    tools: tuple[str, ...] = ("*",)  # mcp: patterns of tools shown, of tools not shown, wraps
     exclude_tools: tuple[str, ...] = ()
     wraps: tuple[Wrap, ...] = ()
     names: Names = "short"
     given: Mapping[str, str] = field(default_factory=dict)  # names so far, by method and path
-    carries_secrets: bool = False  # calls hold credentials, headers or injected values: one host's
+    carries_secrets: bool = False  # calls hold credentials or values that are for one host only
 
 
 @dataclass(frozen=True, slots=True)
 class Nameable:
-    """An operation that wants a name."""
+    """An operation that needs a name."""
 
     id: str | None
     method: str
     path: str
 
 
-# --- who asks -------------------------------------------------------------------------------------
+# --- callers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is asking, as the identity edge found out."""
+    """The caller, as the identity edge found out."""
 
     name: str
     admin: bool = False
@@ -408,34 +408,34 @@ class Scope:
 
 
 def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a client's user can be asked: with a form, by a page; `elicitation: {}` says form."""
+    """How a client's user can be asked: by a form, by a page; `elicitation: {}` means form."""
     elicitation = capabilities.get("elicitation")
     if not isinstance(elicitation, Mapping):
         return ()
     return tuple(mode for mode in ("form", "url") if mode in elicitation) or ("form",)
 
 
-# --- what is answered -----------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 Result = dict[str, Any]  # of a tool's call, as MCP writes it
-HEADERS_META = "gateway/headers"  # in its `_meta`: of an API's answer
+HEADERS_META = "gateway/headers"  # in a result's `_meta`: headers of an API's answer
 
 
 # --- as bytes -------------------------------------------------------------------------------------
 
-BUILD_CODEC_VERSION = "5"  # another one: what is stored is built anew
+BUILD_CODEC_VERSION = "5"  # builds stored with another version are built anew
 
-encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # two of them are compared
+encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # their bytes are compared
 decode_tool = msgspec.msgpack.Decoder(Tool).decode
-encode_build = msgspec.msgpack.Encoder().encode  # for the way between processes and for the store
+encode_build = msgspec.msgpack.Encoder().encode  # between processes and for the store
 decode_build = msgspec.msgpack.Decoder(Build).decode
 
 
 def json_bytes(value: object) -> bytes:
-    """A value as JSON, whatever a client may have put into it."""
+    """A value as JSON, also where orjson can't write it."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # huge integers, lone surrogates; the blank says who can read it back
+    except TypeError:  # huge integers, lone surrogates; the blank tells `json_value`
         return b" " + json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
@@ -448,14 +448,14 @@ def read_json(body: bytes) -> Any:
     """The value of a JSON text, stricter than any one parser. Raises Fixable.
 
     A key given twice is refused, because the next reader may take the other value; an integer
-    beyond 64 bits stays exact. Both show when what was read is written again, by the fast parser.
+    beyond 64 bits stays exact. Both show when the value that the fast parser read is written again.
     """
     try:
         value = orjson.loads(body)
         written = orjson.dumps(value)
-        if written == body or _is_kept_whole(body, written):
+        if written == body or _is_lossless(body, written):
             return value
-        return json.loads(body, object_pairs_hook=_unique)
+        return json.loads(body, object_pairs_hook=_read_object)
     except (ValueError, RecursionError, TypeError):
         raise Fixable("invalid_arguments", "the body is not JSON") from None
 
@@ -463,13 +463,13 @@ def read_json(body: bytes) -> Any:
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
-def _is_kept_whole(body: bytes, written: bytes) -> bool:
+def _is_lossless(body: bytes, written: bytes) -> bool:
     # Written out again, only the colons of dropped keys are missing; escaped ones upset the count.
     has_all = body.count(b":") == written.count(b":") and body.find(b"\\u003") < 0
     return has_all and _LONG_NUMBER.search(body) is None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for key, part in pairs:
         if key in value:
@@ -479,12 +479,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def pack(raw: bytes) -> bytes:
-    """A document as it is held and stored: real ones come to a tenth."""
+    """A document as it is held in memory and stored: about a tenth of its size."""
     return zlib.compress(raw, 1)
 
 
 unpack = zlib.decompress  # what was packed
-_UNGUESSABLE: list[str] = []  # for ids to come
+_UNGUESSABLE: list[str] = []  # random ends for the next ids
 
 
 def digest(data: bytes) -> str:
@@ -494,6 +494,6 @@ def digest(data: bytes) -> str:
 
 def new_id(now: float) -> str:
     """An id that sorts by age: 12 hex digits of time in milliseconds, 20 that nobody can guess."""
-    if len(_UNGUESSABLE) < 64:  # more than there are threads; to ask lets others run, so ask rarely
+    if len(_UNGUESSABLE) < 64:  # more than there are threads; urandom lets them run: ask rarely
         _UNGUESSABLE.extend(os.urandom(10).hex() for _ in range(256))
     return f"{int(now * 1000):012x}{_UNGUESSABLE.pop()}"

@@ -1,7 +1,7 @@
 """Names and words of tools, whatever kind of definition they come from; words made safe to show.
 
 A name is the connection's prefix and the operation's words in snake_case, the same on every start
-and replica: what is too long is cut, and what collides is told apart, by a hash of method and path,
+and replica: long names are cut, and equal names get different suffixes, hashes of method and path,
 which stay the same when operations are added or reordered around them.
 
 The other way round, configuration names operations, one by one or by a glob (`read_*`). Where
@@ -47,35 +47,36 @@ _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 def tool_names(
-    prefix: str, operations: Sequence[Nameable], given: Mapping[str, str] | None = None
+    prefix: str, operations: Sequence[Nameable], current: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """One name for each operation, prefix included: all different, none over 64 characters.
 
-    With `given`, names are short: it has those that operations have by now, by method and path.
+    With `current`, names are short: it has the names that operations have by now, by method and
+    path.
     """
     local = [local_name(operation) for operation in operations]
-    kept = frozenset[int]()
-    if given is not None:
-        local, kept = _short_names(prefix, operations, local, given)
+    stable = frozenset[int]()
+    if current is not None:
+        local, stable = _short_names(prefix, operations, local, current)
     plain = [prefix + name for name in local]
     shared = _shared(plain)
-    taken: dict[str, None] = {}
+    names: dict[str, None] = {}
     for index, (name, operation) in enumerate(zip(plain, operations, strict=True)):
-        if (name in shared and index not in kept) or len(name) > limits.MAX_TOOL_NAME:
+        if (name in shared and index not in stable) or len(name) > limits.MAX_TOOL_NAME:
             name = _with_suffix(name, operation)
         candidate, turn = name, 0
-        while candidate in taken:  # an operation's id may look like another's suffixed name
+        while candidate in names:  # an operation's id may look like another's suffixed name
             turn += 1
             candidate = _with_suffix(name, operation, salt=f" {turn}")
-        taken[candidate] = None
-    return tuple(taken)
+        names[candidate] = None
+    return tuple(names)
 
 
 def _shared(names: Sequence[str]) -> Mapping[str, str]:
-    """The names that are not one operation's alone, and what is to be said of each."""
+    """The names that an operation can't have for itself, each with the words that explain it."""
     counts = Counter(names)
-    told = "{} operations have this name: each gets a suffix"
-    shared = {name: told.format(count) for name, count in counts.items() if count > 1}
+    message = "{} operations have this name: each gets a suffix"
+    shared = {name: message.format(count) for name, count in counts.items() if count > 1}
     own = "the gateway has a tool of this name: the operation's gets a suffix"
     return shared | dict.fromkeys(sorted(OWN_TOOL_NAMES & counts.keys()), own)
 
@@ -84,33 +85,33 @@ def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
     """The names that an operation can't have for itself, and what it gets instead."""
     shared = _shared([prefix + local_name(operation) for operation in operations])
     return [
-        Problem("info", name, told) for name, told in islice(shared.items(), limits.MAX_PROBLEMS)
+        Problem("info", name, text) for name, text in islice(shared.items(), limits.MAX_PROBLEMS)
     ]
 
 
 def local_name(operation: Nameable) -> str:
     """The operation's name without prefix: its id's words, else those of method and path."""
-    path = _VARIABLE.sub(lambda found: f"/by/{found[1]}/", operation.path)
+    path = _VARIABLE.sub(lambda match: f"/by/{match[1]}/", operation.path)
     method = operation.method.lower()
     return snake_case(operation.id or "") or f"{method}_{snake_case(path) or 'root'}"
 
 
 def _short_names(
-    prefix: str, operations: Sequence[Nameable], whole: Sequence[str], given: Mapping[str, str]
+    prefix: str, operations: Sequence[Nameable], whole: Sequence[str], current: Mapping[str, str]
 ) -> tuple[list[str], frozenset[int]]:
-    """Short names where they are one operation's alone, and which were short before.
+    """Short names where only one operation has them, and the operations that were short before.
 
-    What has a name keeps it, whatever came since: who wants the same one stays whole.
+    An operation keeps its short name; one that came later and has the same keeps its whole name.
     """
     short = [short_name(operation) for operation in operations]
-    before = [given.get(f"{each.method} {each.path}") for each in operations]
-    names = range(len(operations))
-    kept = frozenset(i for i in names if before[i] == short[i] != whole[i])
-    new = [i for i in names if before[i] not in (short[i], whole[i])]
-    wanted = Counter(short[i] for i in new)
-    taken = {*whole, *(short[i] for i in kept), *(n.removeprefix(prefix) for n in OWN_TOOL_NAMES)}
-    free = {i for i in new if wanted[short[i]] == 1 and short[i] not in taken}
-    return [short[i] if i in kept or i in free else whole[i] for i in names], kept
+    before = [current.get(f"{each.method} {each.path}") for each in operations]
+    indexes = range(len(operations))
+    stable = frozenset(i for i in indexes if before[i] == short[i] != whole[i])
+    new = [i for i in indexes if before[i] not in (short[i], whole[i])]
+    counts = Counter(short[i] for i in new)
+    taken = {*whole, *(short[i] for i in stable), *(n.removeprefix(prefix) for n in OWN_TOOL_NAMES)}
+    free = {i for i in new if counts[short[i]] == 1 and short[i] not in taken}
+    return [short[i] if i in stable or i in free else whole[i] for i in indexes], stable
 
 
 def short_name(operation: Nameable) -> str:
@@ -144,66 +145,66 @@ def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
 
 def override_for(operations: Mapping[str, Override], *names: str) -> Override:
     """What configuration says of the operation with these names: key by key, the most exact."""
-    found = [pattern for pattern in operations if any(_means(pattern, name) for name in names)]
-    said: dict[str, object] = {}
-    for pattern in sorted(found, key=lambda pattern: _exactness(pattern, names)):
+    matching = [pattern for pattern in operations if any(_means(pattern, name) for name in names)]
+    merged: dict[str, object] = {}
+    for pattern in sorted(matching, key=lambda pattern: _exactness(pattern, names)):
         override = operations[pattern]
         values = {each.name: getattr(override, each.name) for each in fields(override)}
-        said |= {key: value for key, value in values.items() if value is not None}
-    return Override(**said)  # type: ignore[arg-type]  # each value comes from a field of this name
+        merged |= {key: value for key, value in values.items() if value is not None}
+    return Override(**merged)  # type: ignore[arg-type]  # each key is the name of a field
 
 
-def matching(name: str, patterns: Sequence[str]) -> str | None:
+def find_pattern(name: str, patterns: Sequence[str]) -> str | None:
     """The first of these patterns that means the name."""
     return next((pattern for pattern in patterns if _means(pattern, name)), None)
 
 
-def ruled_out(name: str, rules: Any) -> str:
-    """Why settings, or the `Source` made of them, leave out what has this name; "": they don't."""
+def exclusion_reason(name: str, rules: Any) -> str:
+    """Why settings, or the `Source` made of them, leave out this tool; "": they don't."""
     reasons = {
-        "excluded by `exclude`": matching(name, rules.exclude),
-        "not in `include`": not matching(name, rules.include),
-        "not in `tools`": not matching(name, getattr(rules, "tools", ("*",))),
-        "excluded by `exclude_tools`": matching(name, getattr(rules, "exclude_tools", ())),
+        "excluded by `exclude`": find_pattern(name, rules.exclude),
+        "not in `include`": not find_pattern(name, rules.include),
+        "not in `tools`": not find_pattern(name, getattr(rules, "tools", ("*",))),
+        "excluded by `exclude_tools`": find_pattern(name, getattr(rules, "exclude_tools", ())),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def unmatched(
+def unmatched_patterns(
     source: Source,
     names: Collection[str],
     noun: str = "operation",
     *,
-    given: Collection[str] = (),
-    **more: Sequence[str],
+    aliases: Collection[str] = (),
+    **lists: Sequence[str],
 ) -> list[Problem]:
-    """What configuration names and nothing has, of `operations`, `include`, `exclude` and `more`.
+    """Problems: patterns of `operations`, `include`, `exclude` and `lists` that match nothing.
 
-    `given` are names that an operator gave, by which `operations` may call a tool as well.
+    `aliases` are names that an operator gave, by which `operations` may call a tool as well.
     """
-    lists = {**more, "include": source.include, "exclude": source.exclude}
-    asked = [(key, pattern) for key, patterns in lists.items() for pattern in patterns]
+    lists = {**lists, "include": source.include, "exclude": source.exclude}
+    rules = [(key, pattern) for key, patterns in lists.items() for pattern in patterns]
     problems = [
         _problem(key, f"{pattern!r} ", pattern, names, noun)
-        for key, pattern in asked
+        for key, pattern in rules
         if pattern != "*" and not _means_any(pattern, names)
     ]
     problems += [
         _problem(f"operations.{pattern}", "", pattern, names, noun)
         for pattern in source.operations
-        if not _means_any(pattern, names) and not _means_any(pattern, given)
+        if not _means_any(pattern, names) and not _means_any(pattern, aliases)
     ]
     return problems[: limits.MAX_PROBLEMS]
 
 
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """The known name that a word is close to, as an addition to a sentence."""
-    close = difflib.get_close_matches(word, known, n=1)
+def did_you_mean(word: str, names: Collection[str]) -> str:
+    """The name that a word is close to, as an addition to a sentence."""
+    close = difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _problem(where: str, named: str, pattern: str, names: Collection[str], noun: str) -> Problem:
-    words = f"{named}matches no {noun}{did_you_mean(pattern, names)}"
+def _problem(where: str, subject: str, pattern: str, names: Collection[str], noun: str) -> Problem:
+    words = f"{subject}matches no {noun}{did_you_mean(pattern, names)}"
     return Problem("warning", where, words, configured=True)
 
 
@@ -262,18 +263,18 @@ REPEATABLE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
 
 
 def description_of(source: Source, text: str, note: str = "") -> str:
-    """`[Display name] text`, with a word where it is not to be trusted; a note is never cut."""
-    named = f"[{visible(source.display_name)}] " if source.display_name else ""
-    start = named + (UNTRUSTED if source.trust == "untrusted" else "")
+    """`[Display name] text`, with a warning where it is not trusted; the note is never cut."""
+    label = f"[{visible(source.display_name)}] " if source.display_name else ""
+    start = label + (UNTRUSTED if source.trust == "untrusted" else "")
     return start + cut(text, source.max_description_chars - len(start) - len(note)) + note
 
 
-def renamed(tool: Tool, name: str) -> Tool:
+def rename_tool(tool: Tool, name: str) -> Tool:
     """The same tool under another name."""
     texts = {"full": tool.entry, **tool.forms}
-    named = {form: orjson.dumps({**orjson.loads(texts[form]), "name": name}) for form in texts}
-    entry = named.pop("full")
-    return replace(tool, name=name, entry=entry, tokens=token_cost(entry), forms=named)
+    forms = {form: orjson.dumps({**orjson.loads(texts[form]), "name": name}) for form in texts}
+    entry = forms.pop("full")
+    return replace(tool, name=name, entry=entry, tokens=token_cost(entry), forms=forms)
 
 
 def tool_annotations(title: str, access: Access, method: str) -> dict[str, str | bool]:
@@ -293,12 +294,12 @@ def token_cost(entry: bytes) -> int:
 
 
 def listed_tokens(tool: Tool, form: str) -> int:
-    """What an entry costs those who are sent it in this form."""
+    """What the tool's entry costs the model of a client that is sent it in this form."""
     return token_cost(tool.forms[form]) if form in tool.forms else tool.tokens
 
 
 def fingerprint(source: Source, tool: Tool) -> str:
-    """Changes when anything does that a person approved the tool by."""
+    """A hash that changes with everything that a person looked at before approving the tool."""
     server = urlsplit(source.location).netloc or source.location
     place = (tool.http.base_url, tool.http.path) if tool.http else (server, "")
     parts = (tool.method, *place, source.auth_type, tool.input_schema.decode())
@@ -314,10 +315,10 @@ def passage(value: Any, length: int) -> str:
     """Text without HTML, visible and cut; on several lines where its HTML made some."""
     if not isinstance(value, str):
         return ""
-    # Some descriptions are books; and of one in HTML, some are tags for the most part.
-    some = value[: length * (16 if "<" in value else 2)]
-    text = plain_text(visible(some))
-    return cut(visible(text) if "&" in some else text, length)  # entities may hide what they are
+    # Some descriptions are books, and some of those in HTML consist mostly of tags.
+    start = value[: length * (16 if "<" in value else 2)]
+    text = plain_text(visible(start))
+    return cut(visible(text) if "&" in start else text, length)  # entities may hide characters
 
 
 def property_description(raw: Mapping[str, Any]) -> str:
@@ -329,15 +330,15 @@ def property_description(raw: Mapping[str, Any]) -> str:
 
 
 def _for_model(raw: Mapping[str, Any]) -> Any:
-    """A few definitions have words meant for models; they are the better ones."""
+    """The description: of a definition that has words meant for models, those."""
     return raw.get("x-ms-description-for-model") or raw.get("description")
 
 
 def _enum_words(raw: Mapping[str, Any]) -> str:
-    listed = raw["x-ms-enum-values"]
+    entries = raw["x-ms-enum-values"]
     pairs = [
         f"{entry.get('value')} = {entry['displayName']}"
-        for entry in (listed if isinstance(listed, list) else ())
+        for entry in (entries if isinstance(entries, list) else ())
         if isinstance(entry, dict) and isinstance(entry.get("displayName"), str)
     ]
     return phrase(f"Values: {', '.join(pairs)}.", 160) if pairs else ""
@@ -346,26 +347,26 @@ def _enum_words(raw: Mapping[str, Any]) -> str:
 def tool_title(raw: Mapping[str, Any], fallback: str) -> str:
     """The operation's title: its summary, else its name in words."""
     keys = ("x-ms-summary", "summary", "x-ms-name-for-model")
-    said = next((text for key in keys if (text := phrase(raw.get(key), limits.NAME_CHARS))), "")
+    title = next((text for key in keys if (text := phrase(raw.get(key), limits.NAME_CHARS))), "")
     words = fallback.replace("_", " ").strip()
-    return said or words[:1].upper() + words[1:]
+    return title or words[:1].upper() + words[1:]
 
 
 def words_for_model(raw: Mapping[str, Any], source: Source) -> str:
-    """What a definition says of an operation, as far as any of it may be shown."""
+    """What a definition says of an operation, cut to twice what a description may have."""
     return passage(_for_model(raw), 2 * source.max_description_chars)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, and lines that are none."""
+    """The sentences of a text, and its lines that are no sentences."""
     return _BETWEEN_SENTENCES.split(text)[::2]
 
 
 def _without(text: str, repeated: Collection[str]) -> str:
     """The text without these sentences."""
-    parts = ["", *_BETWEEN_SENTENCES.split(text)]  # what parts it from the last one, a sentence, …
+    parts = ["", *_BETWEEN_SENTENCES.split(text)]  # a separator, a sentence, a separator, …
     pairs = zip(parts[::2], parts[1::2], strict=True)
-    return "".join(between + each for between, each in pairs if each not in repeated).strip()
+    return "".join(before + words for before, words in pairs if words not in repeated).strip()
 
 
 def tool_description(
@@ -377,7 +378,7 @@ def tool_description(
 ) -> str:
     """`[Display name] summary — description`, with a warning where the connection has no access.
 
-    The sentences that are `repeated` everywhere are left out, but where there are no other words.
+    The sentences that are `repeated` everywhere are left out, unless there are no other words.
     """
     summary = phrase(raw.get("summary"), source.max_description_chars)
     text = words_for_model(raw, source)

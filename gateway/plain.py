@@ -1,14 +1,14 @@
-"""Schemas in the plainest words of JSON Schema, for clients that choke on others.
+"""Schemas in the simplest keywords of JSON Schema, for clients that fail on any others.
 
 Plain schemas have types, properties, items, values and bounds, and neither references nor
 alternatives. A reference is written out where it stands, a few levels deep where it leads back to
-itself; then the object is open. What must hold together (`allOf`) becomes one schema. Alternatives
-are merged: those of the richest type stay, an object has the properties of them all and requires
-what all require, and its description says which there are. So what is filled in by a plain schema
-mostly fits the whole one, by which calls are checked for everybody; where it does not, the refusal
-names what to change. No plain schema takes much more room than the one that it was made of.
+itself; then the object is open. The parts of `allOf` become one schema. Alternatives are merged:
+those of the richest type stay, an object has the properties of all of them and requires the
+properties that all require, and its description names the alternatives. So arguments made by a
+plain schema mostly fit the whole schema, by which all calls are checked; where they do not, the
+refusal names what to change. No plain schema takes much more room than its original.
 
-It goes level by level, so that where room ends, only what lies deepest is left open.
+The schema is written level by level, so that where room ends, only the deepest parts are open.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gateway.limits import (
 from gateway.model import Tool
 from gateway.naming import cut
 
-Part = dict[str, Any]  # a schema without references and alternatives; those inside it are as given
+Part = dict[str, Any]  # a schema that has no references and alternatives itself; its parts may
 
-# What stays as it is, beside what is said of objects and arrays.
-_KEPT = """title description enum default format pattern multipleOf uniqueItems deprecated
+# The keywords that stay as they are, beside those of objects and arrays.
+_COPIED = """title description enum default format pattern multipleOf uniqueItems deprecated
     contentEncoding x-mcp-header""".split()
 _LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _MOST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
@@ -46,24 +46,24 @@ _OF_KIND: Mapping[str, Sequence[str]] = {  # the richest first
     "boolean": (),
     "null": (),
 }
-_SAYS_KIND = {"properties": "object", "required": "object", "additionalProperties": "object"}
-_SAYS_KIND |= {"items": "array", "pattern": "string", "minLength": "string", "maxLength": "string"}
-_SAYS_KIND |= {"minimum": "number", "maximum": "number"}
+_KEY_KINDS = {"properties": "object", "required": "object", "additionalProperties": "object"}
+_KEY_KINDS |= {"items": "array", "pattern": "string", "minLength": "string", "maxLength": "string"}
+_KEY_KINDS |= {"minimum": "number", "maximum": "number"}
 _PYTHON_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object"}
 _PYTHON_KINDS |= {list: "array", type(None): "null"}
 
 
 def forms_of(entry: bytes) -> dict[str, bytes]:
-    """An entry of tools/list plain, and bare: without its output schema; where it is otherwise."""
+    """The plain and the bare (without output schema) form of an entry, if they differ from it."""
     whole = orjson.loads(entry)
     bare = {key: value for key, value in whole.items() if key != "outputSchema"}
     plain = {**bare, "inputSchema": plain_schema(whole["inputSchema"])}
     forms = {"plain": plain, "bare": bare}
-    return {form: orjson.dumps(found) for form, found in forms.items() if found != whole}
+    return {form: orjson.dumps(value) for form, value in forms.items() if value != whole}
 
 
 def plain_input(tool: Tool) -> Any:
-    """The input schema of a tool as plain clients are shown it."""
+    """The input schema of a tool as clients of the plain form see it."""
     return orjson.loads(tool.forms.get("plain", tool.entry))["inputSchema"]
 
 
@@ -80,7 +80,7 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_form(schema: Mapping[str, Any] | None, form: str) -> Mapping[str, Any] | None:
-    """A schema as clients are shown it in this form."""
+    """A schema as clients of this form see it."""
     return schema if schema is None or form != "plain" else plain_schema(schema)
 
 
@@ -91,8 +91,8 @@ class _Writer:
         self._whole = schema
         self._room = min(2 * len(orjson.dumps(schema)) + 2 * SUMMARY_CHARS, MAX_SCHEMA_BYTES)
         self._steps = self._room // PLAIN_STEP_BYTES  # as many as could be written
-        self._required: list[tuple[dict[str, Any], list[str]]] = []  # of objects, by what they are
-        # A schema, where it goes, the references that led to it, and how deep it lies.
+        self._required: list[tuple[dict[str, Any], list[str]]] = []  # objects, what they require
+        # A schema, where it is written, the references that led to it, and how deep it lies.
         Waiting = deque[tuple[Any, dict[str, Any], str, tuple[str, ...], int]]
         self._waiting: Waiting = deque()
 
@@ -102,56 +102,56 @@ class _Writer:
         self._waiting.append((self._whole, place, "", (), 0))
         while self._waiting:
             schema, place, name, trail, level = self._waiting.popleft()
-            part, trail = self._merged(schema, trail)
+            part, trail = self._merge(schema, trail)
             if part is None:
                 self._leave_out(place, name)
                 continue
-            kind, written = _kind_of(part), place[name]
-            said = _written(part, kind)
-            size = len(orjson.dumps(said))
-            written |= said if size <= self._room else {"type": kind} if kind else {}
+            kind, target = _kind_of(part), place[name]
+            keywords = _own_keywords(part, kind)
+            size = len(orjson.dumps(keywords))
+            target |= keywords if size <= self._room else {"type": kind} if kind else {}
             self._room -= size
             if kind == "array":
-                written["items"] = {}
+                target["items"] = {}
             if self._room > 0 and level < PLAIN_LEVELS:
-                self._go_down(part, kind, written, trail, level + 1)
-        for written, required in self._required:
-            if named := [name for name in required if name in written["properties"]]:
-                written["required"] = named
+                self._go_down(part, kind, target, trail, level + 1)
+        for target, required in self._required:
+            if present := [name for name in required if name in target["properties"]]:
+                target["required"] = present
 
     def _leave_out(self, place: dict[str, Any], name: str) -> None:
-        """There is no value that fits: a property is not there, an array is empty."""
+        """Leaves out a schema that no value fits: its property goes, its array is always empty."""
         if place.get("type") == "array":
             place["maxItems"] = 0
         else:
             del place[name]
 
     def _go_down(
-        self, part: Part, kind: str, written: dict[str, Any], trail: tuple[str, ...], level: int
+        self, part: Part, kind: str, target: dict[str, Any], trail: tuple[str, ...], level: int
     ) -> None:
-        """Puts what lies inside in line: what is required first."""
+        """Queues the schemas inside a part: those of required properties first."""
         if kind == "array":
-            self._waiting.append((part.get("items", {}), written, "items", trail, level))
+            self._waiting.append((part.get("items", {}), target, "items", trail, level))
         if kind != "object":
             return
         required = [name for name in part.get("required", ()) if isinstance(name, str)]
         names = dict.fromkeys([*part.get("properties", ()), *required])
         cost = sum(len(name) + PLAIN_STEP_BYTES for name in names)
         if cost > self._room and level > 1:
-            return  # it stays open
+            return  # the object stays open
         self._room -= cost
         if names:
             place: dict[str, Any] = {name: {} for name in names}
-            written["properties"] = place
-            self._required.append((written, required))
+            target["properties"] = place
+            self._required.append((target, required))
             for name in sorted(names, key=lambda name: name not in required):
                 self._waiting.append((_at(part, name), place, name, trail, level))
         if "additionalProperties" in part:
-            written["additionalProperties"] = part["additionalProperties"] is not False
+            target["additionalProperties"] = part["additionalProperties"] is not False
 
     # --- one schema of several --------------------------------------------------------------------
 
-    def _merged(self, schema: Any, trail: tuple[str, ...]) -> tuple[Part | None, tuple[str, ...]]:
+    def _merge(self, schema: Any, trail: tuple[str, ...]) -> tuple[Part | None, tuple[str, ...]]:
         """The schema as one part, None where nothing fits; and the references on the way."""
         self._steps -= 1
         if schema is False:
@@ -159,39 +159,39 @@ class _Writer:
         if not isinstance(schema, dict) or self._steps < 0:
             return {}, trail
         merged: Part | None = _own_part(schema)
-        for each in schema.get("allOf") or ():
-            inner, trail = self._merged(each, trail)
-            merged = _both(merged, inner)
+        for member in schema.get("allOf") or ():
+            inner, trail = self._merge(member, trail)
+            merged = _merge_both(merged, inner)
         if isinstance(reference := schema.get("$ref") or schema.get("$dynamicRef"), str):
-            target, trail = self._target(reference, trail)
-            merged = _both(merged, target)
+            target, trail = self._follow(reference, trail)
+            merged = _merge_both(merged, target)
         for group in _groups(schema):
-            found = [self._merged(each, trail) for each in group]
-            merged = _either([(_both(merged, part), part) for part, _ in found])
-            led = (step for _, there in found for step in there[len(trail) :])
-            trail = (*trail, *dict.fromkeys(led))
+            choices = [self._merge(each, trail) for each in group]
+            merged = _merge_any([(_merge_both(merged, part), part) for part, _ in choices])
+            steps = (step for _, longer in choices for step in longer[len(trail) :])
+            trail = (*trail, *dict.fromkeys(steps))
         return merged, trail
 
-    def _target(
+    def _follow(
         self, reference: str, trail: tuple[str, ...]
     ) -> tuple[Part | None, tuple[str, ...]]:
-        """What a reference leads to; one that has led here twice is not followed again."""
-        found: Any = self._whole if reference.startswith("#") else {}
+        """The part that a reference leads to; each is followed twice at most on one trail."""
+        target: Any = self._whole if reference.startswith("#") else {}
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
+            if isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+                target = target[int(step)]
             else:
-                found = found.get(step, {}) if isinstance(found, dict) else {}
+                target = target.get(step, {}) if isinstance(target, dict) else {}
         if trail.count(reference) > 1:
-            kind = found.get("type", "object") if isinstance(found, dict) else "object"
+            kind = target.get("type", "object") if isinstance(target, dict) else "object"
             return {"type": [kind]} if isinstance(kind, str) else {}, trail
-        return self._merged(found, (*trail, reference))
+        return self._merge(target, (*trail, reference))
 
 
 def _own_part(schema: Part) -> Part:
-    """What a schema says by itself, in the words that parts have."""
-    part = {key: schema[key] for key in (*_KEPT, *_LEAST, *_MOST) if key in schema}
+    """The part that a schema's own keywords make, without references and alternatives."""
+    part = {key: schema[key] for key in (*_COPIED, *_LEAST, *_MOST) if key in schema}
     if isinstance(kinds := schema.get("type"), (str, list)):
         part["type"] = [kinds] if isinstance(kinds, str) else list(kinds)
     if "const" in schema:
@@ -227,80 +227,79 @@ def _groups(schema: Part) -> Iterator[list[Any]]:
         yield from ([inner, True] for inner in dependent.values())
 
 
-def _both(one: Part | None, other: Part | None) -> Part | None:
-    """What both ask for together."""
-    if one is None or other is None:
+def _merge_both(first: Part | None, second: Part | None) -> Part | None:
+    """The part that asks for all that both parts ask for; None where no value fits both."""
+    if first is None or second is None:
         return None
-    both = {**other, **one}  # the words of what stands nearer
-    if one.get("type") and other.get("type"):
-        both["type"] = [kind for kind in _kinds(one) if kind in _kinds(other)]
+    both = {**second, **first}  # with the title and the description of the first
+    if first.get("type") and second.get("type"):
+        both["type"] = [kind for kind in _kinds(first) if kind in _kinds(second)]
         if not both["type"]:
             return None
-    if "enum" in one and "enum" in other:
-        known = {orjson.dumps(value) for value in other["enum"]}
-        both["enum"] = [value for value in one["enum"] if orjson.dumps(value) in known]
+    if "enum" in first and "enum" in second:
+        allowed = {orjson.dumps(value) for value in second["enum"]}
+        both["enum"] = [value for value in first["enum"] if orjson.dumps(value) in allowed]
         if not both["enum"]:
             return None
     for keys, tighter in ((_LEAST, max), (_MOST, min)):
         for key in keys:
-            if key in one and key in other:
-                both[key] = tighter(one[key], other[key])
-    if "required" in one and "required" in other:
-        both["required"] = list(dict.fromkeys([*one["required"], *other["required"]]))
-    if "items" in one and "items" in other:
-        both["items"] = _all_of(one["items"], other["items"])
-    return both | _both_objects(one, other)
+            if key in first and key in second:
+                both[key] = tighter(first[key], second[key])
+    if "required" in first and "required" in second:
+        both["required"] = list(dict.fromkeys([*first["required"], *second["required"]]))
+    if "items" in first and "items" in second:
+        both["items"] = _all_of(first["items"], second["items"])
+    return both | _merge_objects(first, second)
 
 
-def _both_objects(one: Part, other: Part) -> Part:
+def _merge_objects(first: Part, second: Part) -> Part:
     """The properties that two objects allow together, and whether there may be others."""
-    together: Part = {}
+    merged: Part = {}
     others = [
-        part["additionalProperties"] for part in (one, other) if "additionalProperties" in part
+        part["additionalProperties"] for part in (first, second) if "additionalProperties" in part
     ]
     if others:
-        together["additionalProperties"] = False not in others
-    mine, its = one.get("properties", {}), other.get("properties", {})
-    if mine or its:
-        names = dict.fromkeys([*mine, *its])
-        found = {name: _all_of(_at(one, name), _at(other, name)) for name in names}
-        together["properties"] = {n: part for n, part in found.items() if part is not False}
-    return together
+        merged["additionalProperties"] = False not in others
+    names = dict.fromkeys([*first.get("properties", ()), *second.get("properties", ())])
+    if names:
+        schemas = {name: _all_of(_at(first, name), _at(second, name)) for name in names}
+        merged["properties"] = {n: part for n, part in schemas.items() if part is not False}
+    return merged
 
 
 def _at(part: Part, name: str) -> Any:
-    """What an object says of the property of this name."""
+    """The schema that an object has for the property of this name."""
     return part.get("properties", {}).get(name, part.get("additionalProperties", True))
 
 
-def _all_of(one: Any, other: Any) -> Any:
-    if one is False or other is False:
+def _all_of(first: Any, second: Any) -> Any:
+    if first is False or second is False:
         return False
-    if one is True or one == other:
-        return other
-    return one if other is True else {"allOf": [one, other]}
+    if first is True or first == second:
+        return second
+    return first if second is True else {"allOf": [first, second]}
 
 
-def _either(alternatives: Sequence[tuple[Part | None, Part | None]]) -> Part | None:
-    """What fits one of the alternatives: those of the richest kind merged, the others in words.
+def _merge_any(alternatives: Sequence[tuple[Part | None, Part | None]]) -> Part | None:
+    """The alternatives of the richest kind merged, the others named in the description.
 
-    Each comes with what holds beside it, and by itself.
+    Each alternative comes merged with the schema around it, and by itself.
     """
     possible = [whole for whole, _ in alternatives if whole is not None]
     if not possible:
         return None
-    found = next((part for part in possible if not _kind_of(part)), None)  # anything fits
-    if found is None:
+    merged = next((part for part in possible if not _kind_of(part)), None)  # anything fits
+    if merged is None:
         kind = next(kind for kind in _OF_KIND if any(kind in _kinds(part) for part in possible))
         chosen = [part for part in possible if kind in _kinds(part)]
-        found = {**(chosen[0] if len(chosen) == 1 else _merge(chosen, kind)), "type": [kind]}
-    return _described(found, [own for whole, own in alternatives if whole is not None and own])
+        merged = {**(chosen[0] if len(chosen) == 1 else _widen(chosen, kind)), "type": [kind]}
+    return _describe(merged, [own for whole, own in alternatives if whole is not None and own])
 
 
-def _merge(chosen: Sequence[Part], kind: str) -> Part:
-    """Several parts of one kind as one that allows what any does."""
+def _widen(chosen: Sequence[Part], kind: str) -> Part:
+    """One part that allows every value that any of these parts of one kind allows."""
     merged = {
-        k: chosen[0][k] for k in _KEPT if all(k in p and p[k] == chosen[0][k] for p in chosen)
+        k: chosen[0][k] for k in _COPIED if all(k in p and p[k] == chosen[0][k] for p in chosen)
     }
     if all("enum" in part for part in chosen):
         merged["enum"] = _distinct(value for part in chosen for value in part["enum"])
@@ -340,14 +339,14 @@ def _distinct(values: Any) -> list[Any]:
 # --- the words ------------------------------------------------------------------------------------
 
 
-def _described(merged: Part, parts: Sequence[Part]) -> Part:
-    """The part with a description that says which alternatives there are."""
-    told = dict.fromkeys(filter(None, map(_summary, parts)))
-    if len(told) < 2 or "enum" in merged:
+def _describe(merged: Part, parts: Sequence[Part]) -> Part:
+    """The part with a description that names the alternatives."""
+    summaries = dict.fromkeys(filter(None, map(_summary, parts)))
+    if len(summaries) < 2 or "enum" in merged:
         return merged
-    words = cut("; or ".join(list(told)[:MAX_TOLD_ITEMS]), SUMMARY_CHARS)
-    said = merged.get("description", "")
-    return {**merged, "description": f"{said} One of: {words}".strip()}
+    words = cut("; or ".join(list(summaries)[:MAX_TOLD_ITEMS]), SUMMARY_CHARS)
+    description = merged.get("description", "")
+    return {**merged, "description": f"{description} One of: {words}".strip()}
 
 
 def _summary(part: Part) -> str:
@@ -357,9 +356,9 @@ def _summary(part: Part) -> str:
         for name, inner in part.get("properties", {}).items()
         for value in _only_value(inner)
     }
-    told = [*fixed.values(), *(name for name in part.get("required", ()) if name not in fixed)]
-    told += [_text(value) for value in part.get("enum", ())[:4]]
-    kind, words = _kind_of(part), ", ".join(map(str, told))
+    facts = [*fixed.values(), *(name for name in part.get("required", ()) if name not in fixed)]
+    facts += [_text(value) for value in part.get("enum", ())[:4]]
+    kind, words = _kind_of(part), ", ".join(map(str, facts))
     if kind == "null":
         return ""
     title = part.get("title")
@@ -369,7 +368,7 @@ def _summary(part: Part) -> str:
 
 
 def _only_value(schema: Any) -> list[Any]:
-    """The one value that a property may have, where there is but one."""
+    """The value of a property that may have only one, as a list; else an empty list."""
     if not isinstance(schema, dict):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -384,42 +383,42 @@ def _text(value: Any) -> str:
 
 
 def _kinds(part: Part) -> list[str]:
-    """The kinds of values that a part may mean; none said and none told by other words: all."""
+    """The kinds of values that a part allows, by its type, its values or its other keywords."""
     kinds = part.get("type")
     if kinds is None and "enum" in part:
         kinds = [_PYTHON_KINDS[type(value)] for value in part["enum"]]
     if kinds is None:
-        kinds = [kind for key, kind in _SAYS_KIND.items() if key in part] or list(_OF_KIND)
+        kinds = [kind for key, kind in _KEY_KINDS.items() if key in part] or list(_OF_KIND)
     return [*kinds, "integer"] if "number" in kinds and "integer" not in kinds else list(kinds)
 
 
 def _kind_of(part: Part) -> str:
-    """The one kind that a part is written as; "": any."""
+    """The kind that a plain schema has for a part; "": any."""
     kinds = _kinds(part)
     if len(set(kinds)) == len(_OF_KIND):
         return ""
     return next((kind for kind in _OF_KIND if kind in kinds), "")
 
 
-def _written(part: Part, kind: str) -> dict[str, Any]:
-    """What a part says that is no schema itself."""
-    wrong = {key for other, keys in _OF_KIND.items() if other != kind for key in keys}
+def _own_keywords(part: Part, kind: str) -> dict[str, Any]:
+    """The keywords of a part that are no schemas themselves."""
+    wrong = {key for name, keys in _OF_KIND.items() if name != kind for key in keys}
     wrong -= set(_OF_KIND.get(kind, ()))
-    written: dict[str, Any] = {"type": kind} if kind else {}
-    for key in (*_KEPT, *_LEAST, *_MOST):
+    chosen: dict[str, Any] = {"type": kind} if kind else {}
+    for key in (*_COPIED, *_LEAST, *_MOST):
         if key in part and not (kind and key in wrong):
-            written[key] = part[key]
-    if "enum" in written:
-        written["enum"] = [value for value in written["enum"] if _fits(value, kind)]
-        if not written["enum"]:
-            del written["enum"]
-    if "default" in written and not _fits(written["default"], kind):
-        del written["default"]
-    return written
+            chosen[key] = part[key]
+    if "enum" in chosen:
+        chosen["enum"] = [value for value in chosen["enum"] if _fits(value, kind)]
+        if not chosen["enum"]:
+            del chosen["enum"]
+    if "default" in chosen and not _fits(chosen["default"], kind):
+        del chosen["default"]
+    return chosen
 
 
 def _fits(value: Any, kind: str) -> bool:
     if kind in ("number", "integer"):
-        whole = isinstance(value, float) and value.is_integer()
-        return type(value) is int or whole or (kind == "number" and type(value) is float)
+        is_whole = isinstance(value, float) and value.is_integer()
+        return type(value) is int or is_whole or (kind == "number" and type(value) is float)
     return not kind or _PYTHON_KINDS[type(value)] == kind

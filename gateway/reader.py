@@ -3,8 +3,8 @@
 Definitions are hostile input, so they are read where a crash, an endless loop or a memory bomb
 costs one child: its memory is bounded, every job has a budget of CPU, the environment holds no
 secrets, none of the gateway's descriptors is open here, and an audit hook refuses the network. The
-child ends when its stdin does, so no gateway leaves one behind. A job is a function of ours, by
-name: from bytes and a few words to bytes. On the wire, both ways: a length, then MessagePack.
+child ends when its stdin does, so no gateway leaves a child behind. A job names a function of ours,
+which makes bytes of bytes and a few words. On the wire, both ways: a length, then MessagePack.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from gateway.openapi.document import read_definition
 from gateway.system import close_inherited, confine, limit_cpu, peak_memory, yield_to_others
 
 LENGTH = struct.Struct("!I")
-# What builds tools, and what makes another kind of definition OpenAPI first: each gives the text,
-# what the build is told of the connection, and what completes the build. Imported when needed.
+# The function that builds tools, and those that make OpenAPI of another kind of definition first:
+# they give the text, the source for the build, and a function that completes the build. Each is
+# imported when it is needed.
 _BUILD_OPENAPI = "gateway.openapi.build:build_openapi"
 _TRANSLATE = {
     "arm": "gateway.azure.connector:translate_export",
@@ -42,7 +43,7 @@ _REFUSED_EVENTS = frozenset(
 
 
 class Job(msgspec.Struct):
-    """What is asked of a child."""
+    """A request to a child: a function and its arguments."""
 
     function: str  # as `module:function`
     data: bytes
@@ -50,7 +51,7 @@ class Job(msgspec.Struct):
 
 
 class JobResult(msgspec.Struct):
-    """What comes of it."""
+    """The child's answer: bytes, or an error."""
 
     data: bytes = b""
     error: tuple[str, str] | None = None  # message and hint
@@ -64,33 +65,33 @@ def build_tools(packed: bytes, source_text: str) -> bytes:
 
 def build_definition(packed: bytes, source: Source) -> Build:
     """The tools of a definition of any kind; raises DefinitionUnreadable."""
-    build_openapi: Callable[[bytes, Source], Build] = _function(_BUILD_OPENAPI)
+    build_openapi: Callable[[bytes, Source], Build] = _import_function(_BUILD_OPENAPI)
     if source.kind not in _TRANSLATE:
         return build_openapi(unpack(packed), source)
-    raw, source, complete = _function(_TRANSLATE[source.kind])(unpack(packed), source)
-    built: Build = complete(build_openapi(raw, source))
-    return built
+    raw, source, complete = _import_function(_TRANSLATE[source.kind])(unpack(packed), source)
+    build: Build = complete(build_openapi(raw, source))
+    return build
 
 
 def advise(packed: bytes) -> bytes:
-    """What openapi-spec-validator has to say about a definition: advice, never a verdict.
+    """What openapi-spec-validator says of a definition: advice, never a verdict.
 
-    One in ten real definitions fails it and works all the same. It takes seconds a megabyte.
+    Every tenth real definition fails it and works all the same. It takes seconds a megabyte.
     """
     raw = unpack(packed)
     if len(raw) > MAX_ADVISED_BYTES:
-        skipped = f"validation skipped: larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB"
-        return msgspec.msgpack.encode((Problem("info", "", skipped),))
+        words = f"validation skipped: larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB"
+        return msgspec.msgpack.encode((Problem("info", "", words),))
     definition = read_definition(raw)
     try:
-        found = tuple(islice(_advice(definition), 20))
+        problems = tuple(islice(_validate(definition), 20))
     except Exception as error:
         # The validator ends in exceptions of all kinds on definitions that are fine to us.
-        found = (Problem("info", "", f"validation stopped: {type(error).__name__}"),)
-    return msgspec.msgpack.encode(found)
+        problems = (Problem("info", "", f"validation stopped: {type(error).__name__}"),)
+    return msgspec.msgpack.encode(problems)
 
 
-def _advice(definition: dict[str, Any]) -> Iterator[Problem]:
+def _validate(definition: dict[str, Any]) -> Iterator[Problem]:
     # Half a second of imports, which only this role needs.
     from jsonschema.exceptions import ValidationError
     from jsonschema_path import SchemaPath
@@ -98,9 +99,9 @@ def _advice(definition: dict[str, Any]) -> Iterator[Problem]:
 
     path = SchemaPath.from_dict(definition, handlers=_NO_RETRIEVAL)
     for error in get_validator_cls(definition)(path).iter_errors():
-        known = isinstance(error, ValidationError)
-        where = "".join(f"/{step}" for step in error.absolute_path) if known else ""
-        message = error.message if known else str(error)
+        has_path = isinstance(error, ValidationError)
+        where = "".join(f"/{step}" for step in error.absolute_path) if has_path else ""
+        message = error.message if has_path else str(error)
         yield Problem("info", where, cut(visible(str(message)), 300))
 
 
@@ -108,12 +109,12 @@ def _refuse_reference(uri: str) -> Any:
     raise LookupError(f"references to other documents are not followed: {uri[:100]}")
 
 
-# A scheme without a handler would be left to urllib: all that it knows are named here.
+# A scheme without a handler would be left to urllib: all schemes that urllib knows are here.
 _NO_RETRIEVAL = dict.fromkeys(("http", "https", "file", "ftp", "data", ""), _refuse_reference)
 
 
 def main() -> None:
-    """Serve one job after the other until stdin ends."""
+    """Does one job after the other until stdin ends."""
     close_inherited()
     # Whatever a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb")
@@ -124,12 +125,12 @@ def main() -> None:
     if advises:
         yield_to_others()
     else:
-        _function(_BUILD_OPENAPI)  # what most jobs need is there before the first one
-    gc.disable()  # a job's garbage goes in one piece, after its answer
+        _import_function(_BUILD_OPENAPI)  # most jobs need it: imported before the first job
+    gc.disable()  # a job's garbage is collected at once, after its answer
     while (job := _next_job(sys.stdin.buffer)) is not None:
-        # A child that takes more is ended by the signal: SIGPROF.
+        # SIGPROF ends a child that takes more CPU time.
         limit_cpu(ADVICE_CPU_SECONDS if advises else READ_CPU_SECONDS)
-        answer = _answer(job)
+        answer = _do_job(job)
         limit_cpu(0)
         # The allocator gives little back, so a child that grew large is replaced.
         answer.retires = answer.retires or peak_memory() > READER_BYTES // 2
@@ -154,27 +155,27 @@ def _next_job(stream: BinaryIO) -> Job | None:
     return msgspec.msgpack.decode(body, type=Job) if body else None
 
 
-def _answer(job: Job) -> JobResult:
+def _do_job(job: Job) -> JobResult:
     try:
-        return JobResult(_function(job.function)(job.data, *job.arguments))
+        return JobResult(_import_function(job.function)(job.data, *job.arguments))
     except DefinitionUnreadable as error:
         return JobResult(error=(error.message, error.hint))
     except RecursionError:
-        return _refused("The definition is nested too deeply to be read.")
-    except (MemoryError, SystemError):  # libyaml has no other word for it
-        return _refused("The definition needs more memory than a reader may have.", retires=True)
+        return _refuse("The definition is nested too deeply to be read.")
+    except (MemoryError, SystemError):  # libyaml raises SystemError when memory ends
+        return _refuse("The definition needs more memory than a reader may have.", retires=True)
     except ConfigInvalid as error:
-        return _refused("; ".join(error.problems))
+        return _refuse("; ".join(error.problems))
     except Exception as error:
         # The boundary between a document and the gateway: our own fault must not look like a crash.
-        return _refused(f"The definition could not be read ({type(error).__name__}).")
+        return _refuse(f"The definition could not be read ({type(error).__name__}).")
 
 
-def _refused(message: str, *, retires: bool = False) -> JobResult:
+def _refuse(message: str, *, retires: bool = False) -> JobResult:
     return JobResult(error=(message, "Use a smaller or simpler definition."), retires=retires)
 
 
-def _function(name: str) -> Any:
+def _import_function(name: str) -> Any:
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
 

@@ -3,9 +3,9 @@
 The socket is bound first, so that the parts know their own address even for port 0. The ready line
 is printed once requests are accepted. The first SIGTERM or Ctrl-C makes /readyz say 503, stops
 listening shortly after, lets calls in flight finish and closes the streams; a second one ends at
-once. With several workers a parent only starts, watches and ends them: each binds the port for
-itself (SO_REUSEPORT), so that the kernel spreads connections, and the parent holds the port without
-listening, which also settles what "port 0" means.
+once. With several workers a parent process only starts, watches and ends them: each worker binds
+the port for itself (SO_REUSEPORT), so that the kernel spreads connections, and the parent holds the
+port without listening, so that all workers get the same one for "port 0".
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from gateway.limits import (
 )
 from gateway.system import ON_WINDOWS, hear_signal, signal_number
 from gateway.telemetry import begin_request
-from gateway.web.guard import HAS_COME
+from gateway.web.guard import COMPLETE_BODY
 
 log = structlog.get_logger("gateway")
 
-AT_ONCE = signal_number("SIGQUIT")  # by the parent of workers, when it is signalled twice
+AT_ONCE = signal_number("SIGQUIT")  # sent to workers by their parent, at its second signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
 READY = b"Gateway ready: "
-ENDED_WELL = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal itself: it was only just starting
+GOOD_EXITS = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal: the worker was only just starting
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A bound socket, shared with other processes if wanted; ConfigInvalid if it can't be had."""
+    """A bound socket, shared with other processes if `shared`; ConfigInvalid if it can't bind."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    if not ON_WINDOWS:  # there it would mean to share
+    if not ON_WINDOWS:  # on Windows this option would share the port
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -68,25 +68,25 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn with our ready line and our way to end."""
+    """uvicorn with our ready line and our shutdown."""
 
     def __init__(
         self,
         mcp: ASGIApp,
-        others: ASGIApp,
+        other_app: ASGIApp,
         turn_away: Callable[[], None],
         drain: Callable[[float], Coroutine[Any, Any, None]],
         *,
         grace: float,  # for calls in flight, in seconds
         request_seconds: float,
-        announced: tuple[str, str] | None = None,  # our address, and the console's
+        addresses: tuple[str, str] | None = None,  # to print: the gateway's and the console's
         worker: bool = False,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 self._route,
                 interface="asgi3",
-                loop="none",  # it runs on ours
+                loop="none",  # it runs on our event loop
                 http=patient_protocol(request_seconds),
                 ws="none",
                 lifespan="off",
@@ -99,39 +99,39 @@ class GatewayServer(uvicorn.Server):
             )
         )
         self._mcp = mcp
-        proxied: Any = ProxyHeadersMiddleware  # says whose address it is; MCP does not ask
-        self._others: ASGIApp = proxied(others, self.config.forwarded_allow_ips)
+        proxied: Any = ProxyHeadersMiddleware  # finds the client's address; MCP does not need it
+        self._other_app: ASGIApp = proxied(other_app, self.config.forwarded_allow_ips)
         self._turn_away = turn_away
         self._drain = drain
         self._grace = grace
-        self._announced = announced  # None: inside someone else's process; its signals are not ours
+        self._addresses = addresses  # None: inside another program, which handles its own signals
         # A worker may hear a signal from a terminal or init system and from its parent as well.
         self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
         self._worker = worker
-        self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None  # we end with it
+        self.sidecar: Callable[[], Coroutine[Any, Any, None]] | None = None  # we end when it ends
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has a request answered by MCP's endpoint or by the others; each has a number in logs."""
+        """Passes a request to MCP's endpoint or to the other app; logs name it by a number."""
         begin_request()
         is_mcp = f"{scope['path']}/".startswith("/mcp/")
-        await (self._mcp if is_mcp else self._others)(scope, receive, send)
+        await (self._mcp if is_mcp else self._other_app)(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._worker:
             self._end_with_parent()
-        if self._announced is not None:
-            url, console = self._announced
+        if self._addresses is not None:
+            url, console = self._addresses
             _collect_rarely()
             print(f"{READY.decode()}{url}/mcp", flush=True)
             print(f"Console: {console}", file=sys.stderr, flush=True)
-        if self.beside is not None:
-            self._beside = asyncio.create_task(self.beside())
-            self._beside.add_done_callback(lambda _: self.stop())
+        if self.sidecar is not None:
+            self._sidecar = asyncio.create_task(self.sidecar())
+            self._sidecar.add_done_callback(lambda _: self.stop())
 
     def _end_with_parent(self) -> None:
-        """Ends a worker whose parent is gone: nobody else would, and it would hold the port.
+        """Ends a worker whose parent is gone: otherwise it would run on and hold the port.
 
         The parent never writes to a worker's standard input: the kernel closes it with the parent.
         """
@@ -146,55 +146,55 @@ class GatewayServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if self._announced is None:
+        if self._addresses is None:
             yield
             return
-        heard = (partial(self.handle_exit, number, None) for number in SIGNALS)
-        forget = [hear_signal(*each) for each in zip(SIGNALS, heard, strict=True)]
+        handlers = (partial(self.handle_exit, number, None) for number in SIGNALS)
+        undo = [hear_signal(*each) for each in zip(SIGNALS, handlers, strict=True)]
         try:
             yield
         finally:
-            for each in forget:
-                each()
+            for remove_handler in undo:
+                remove_handler()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._ending is None:
             self.stop()
-            with suppress(OSError):  # whoever read this may be gone
+            with suppress(OSError):  # standard error may be closed
                 print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
         elif sig in self._at_once:
             self.force_exit = self.should_exit = True
             self._ending.cancel()
 
     def stop(self) -> None:
-        """Ends in order: not ready, no new connections, calls finish, streams close."""
+        """Ends the server in order: not ready, no new connections, calls finish, streams close."""
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         self._turn_away()
-        if self._announced is not None:
+        if self._addresses is not None:
             await asyncio.sleep(TURN_AWAY_SECONDS)
         self.should_exit = True
         await self._drain(self._grace)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for connections, as uvicorn does, and for the calls that no connection awaits."""
+        """Waits for connections, as uvicorn does, and for calls that no connection waits for."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + self._grace
+        deadline = loop.time() + self._grace
         await super().shutdown(sockets)
         if self._ending is not None:
             await asyncio.wait((self._ending,))
         if not self.force_exit:  # a request may have begun a call as its last act
-            self._ending = loop.create_task(self._drain(ends - loop.time()))
+            self._ending = loop.create_task(self._drain(deadline - loop.time()))
             await asyncio.wait((self._ending,))
 
 
 def _collect_rarely() -> None:
-    """Leaves what is there at start out of garbage collection, and collects less often.
+    """Leaves the objects of the start out of garbage collection, and collects less often.
 
     Nearly everything is freed at once, by counting; only rare cycles wait for the collector. Going
-    through all modules and tools again and again would be a sixth of a call, and a pause for many.
+    through all modules and tools again and again would take a sixth of a call, and delay many.
     """
     gc.collect()
     gc.freeze()
@@ -206,9 +206,9 @@ class PatientProtocol(HttpToolsProtocol):
     """uvicorn's protocol with deadlines: for the head of a request, and for a slow reader.
 
     uvicorn waits for ever for both. Here a connection that was opened, or has begun a request, has
-    `seconds` to complete its head, and a client that stopped reading has as many to go on. Bodies
-    have a deadline where they are read; what is still to come of a request that was answered before
-    it was complete has one here. An offer to change to another protocol is not taken up.
+    `seconds` to complete its head, and a client that stopped reading has `seconds` to go on. Bodies
+    have a deadline where they are read; the rest of a request that was answered before it was
+    complete has one here. An offer to change to another protocol is ignored.
     """
 
     seconds: float
@@ -233,7 +233,7 @@ class PatientProtocol(HttpToolsProtocol):
         if self._in_head:
             self._request.start()
         if self.parser is not None and self.parser.should_upgrade():
-            # The offer came in pieces, and the parser stopped at it: a body would be taken for a
+            # The offer came in pieces, and the parser stopped at it: it would take a body for a
             # request.
             self.send_400_response("Changing to another protocol is not possible here.")
 
@@ -248,14 +248,14 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.scope["extensions"] = {HAS_COME: {}}
+        self.scope["extensions"] = {COMPLETE_BODY: {}}
         if not self.cycle.response_complete:
             self._request.stop()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._reading.start()  # a client that does not read would keep it from closing
+            self._reading.start()  # a client that does not read would keep the connection open
         elif self.cycle.more_body:
             self._request.start()
 
@@ -288,13 +288,13 @@ class JoinedWrites:
         self.abort = transport.abort
 
     def write(self, data: bytes) -> None:
-        """Sends the data, with what else is written before other callbacks have had their turn."""
+        """Sends the data, together with all data written before other callbacks run."""
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
 
     def close(self) -> None:
-        """Closes the connection once all is sent."""
+        """Closes the connection once all data is sent."""
         self._flush()
         self._transport.close()
 
@@ -305,7 +305,7 @@ class JoinedWrites:
 
 
 class Deadline:
-    """Calls back once so many seconds have passed since it was started, unless it is stopped."""
+    """Calls `missed` once `seconds` have passed since it was started, unless it is stopped."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, missed: Callable[[], None]
@@ -314,19 +314,19 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Runs from now on, or from when it was started already."""
+        """Starts the timer, unless it runs already."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._missed)
 
     def stop(self) -> None:
-        """Runs no longer."""
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 def patient_protocol(seconds: float) -> type[PatientProtocol]:
-    """The protocol with its patience."""
+    """The class of a protocol that waits for so many seconds."""
     return type("Patient", (PatientProtocol,), {"seconds": seconds})
 
 
@@ -345,11 +345,11 @@ def without_upgrade(data: bytes) -> bytes:
 
 
 def supervise(settings: Settings, config: Path) -> int:
-    """Runs `server.workers` processes until a signal ends them; the exit code."""
+    """Runs `server.workers` processes until a signal ends them; returns the exit code."""
     if ON_WINDOWS:
         raise ConfigInvalid(["server.workers: several processes can't share a port on Windows"])
-    with bind(settings.server.host, settings.server.port, shared=True) as held:
-        port = held.getsockname()[1]
+    with bind(settings.server.host, settings.server.port, shared=True) as bound:
+        port = bound.getsockname()[1]
         return asyncio.run(Supervisor(settings, config, port).run())
 
 
@@ -368,32 +368,32 @@ class Supervisor:
         )
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
-        self._ready = 0
+        self._ready = 0  # how many workers have printed their ready line
 
     async def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             hear_signal(number, self._end)
-        codes = await asyncio.gather(*(self._keep(i) for i in range(self._server.workers)))
+        codes = await asyncio.gather(*(self._keep_running(i) for i in range(self._server.workers)))
         return max(codes)
 
     def _end(self) -> None:
         """Has the workers end in order; at once when called a second time."""
-        passed_on = AT_ONCE if self._ending.is_set() else signal.SIGTERM
+        number = AT_ONCE if self._ending.is_set() else signal.SIGTERM
         self._ending.set()
         for worker in self._workers.values():
             if worker.returncode is None:
-                worker.send_signal(passed_on)
+                worker.send_signal(number)
 
-    async def _keep(self, index: int) -> int:
-        """Keeps one worker running; its last exit code."""
+    async def _keep_running(self, index: int) -> int:
+        """Keeps one worker running; returns its last exit code."""
         delay, loop = 0.5, asyncio.get_running_loop()
         while True:
             started = loop.time()
             code = await self._run_worker(index)
             if self._ending.is_set():
-                return 0 if code in ENDED_WELL else 1
+                return 0 if code in GOOD_EXITS else 1
             if code == 2:
-                self._end()  # a configuration that can't start starts for no one
+                self._end()  # no worker can start with this configuration
                 return 2
             if loop.time() - started > LONGEST_RESTART_SECONDS:
                 delay = 0.5  # it ran well for a while
@@ -408,7 +408,7 @@ class Supervisor:
     async def _run_worker(self, index: int) -> int:
         worker = await asyncio.create_subprocess_exec(
             *self._command,
-            stdin=asyncio.subprocess.PIPE,  # it ends with us, and the worker with it
+            stdin=asyncio.subprocess.PIPE,  # it closes when we end, and the worker ends with it
             stdout=asyncio.subprocess.PIPE,
         )
         self._workers[index] = worker

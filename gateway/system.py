@@ -1,8 +1,8 @@
-"""What differs from one operating system to the next, behind functions that all of them have.
+"""Functions that work on every operating system, and hide where the systems differ.
 
 Linux has everything. macOS has all but the spreading of connections over several workers. Windows
 has one process: no workers, no bounds on the memory and CPU time of readers (their deadlines hold),
-and what a stdio server has started itself is not ended with it.
+and processes that a stdio server has started itself do not end with it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def signal_number(name: str) -> int:
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Runs to the end, on the faster event loop where there is one."""
+    """Runs the coroutine to its end, on the faster event loop where it is installed."""
     (_find("uvloop") or import_module("asyncio")).run(main)
 
 
-def hear_signal(number: int, heard: Callable[[], None]) -> Callable[[], object]:
-    """Has a signal call back on the running loop; what is returned takes that back."""
+def hear_signal(number: int, callback: Callable[[], None]) -> Callable[[], object]:
+    """Has a signal call back on the running loop; the function returned ends that."""
     loop = import_module("asyncio").get_running_loop()  # readers start without asyncio
     try:
-        loop.add_signal_handler(number, heard)
+        loop.add_signal_handler(number, callback)
     except NotImplementedError:  # Windows
-        before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(heard))
-        return lambda: signal.signal(number, before)
+        previous = signal.signal(number, lambda *_: loop.call_soon_threadsafe(callback))
+        return lambda: signal.signal(number, previous)
     return lambda: loop.remove_signal_handler(number)
 
 
@@ -55,19 +55,19 @@ def lock_file(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def signal_group(group: int, how: int) -> bool:
-    """Signals a process and what it started; whether anyone was still there."""
-    if ON_WINDOWS and how == 0:
-        return False  # there, 0 is no question but Ctrl-C
+def signal_group(group: int, number: int) -> bool:
+    """Signals a process and the processes it started; whether any of them was still running."""
+    if ON_WINDOWS and number == 0:
+        return False  # on Windows, 0 would not ask but send Ctrl-C
     try:
-        getattr(os, "killpg", os.kill)(group, how)
+        getattr(os, "killpg", os.kill)(group, number)
     except OSError:
         return False
     return True
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number; where nobody can tell, there is."""
+    """Whether there is a process of this number; True where the system does not tell."""
     try:
         if not ON_WINDOWS:
             os.kill(pid, 0)
@@ -78,14 +78,14 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def confine(most_bytes: int) -> None:
-    """Bounds this process: its memory, no core file, and SIGPROF ends it."""
+def confine(memory_bytes: int) -> None:
+    """Bounds this process: limited memory, no core file, and SIGPROF ends it."""
     if resource is None:
         return
-    for kind, wanted in ((resource.RLIMIT_DATA, most_bytes), (resource.RLIMIT_CORE, 0)):
+    for kind, limit in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(kind)
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (most, hard))
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (soft, hard))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
 
@@ -96,19 +96,19 @@ def limit_cpu(seconds: float) -> None:
 
 
 def close_inherited() -> None:
-    """Closes what the parent had open: uvloop leaves it open in its children."""
+    """Closes the files that the parent had open: uvloop leaves them open in its children."""
     if hasattr(os, "sysconf"):
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
 def yield_to_others() -> None:
-    """Runs from now on when other processes have nothing to do."""
+    """Lowers the priority of this process: it runs when other processes have nothing to do."""
     if hasattr(os, "nice"):
         os.nice(5)
 
 
 def peak_memory() -> int:
-    """Of this program alone: getrusage also counts what the gateway was when it forked."""
+    """The peak memory of this program alone: getrusage also counts the gateway before the fork."""
     try:
         with open("/proc/self/status", "rb") as status:
             peak = next(line for line in status if line.startswith(b"VmHWM:"))

@@ -1,11 +1,11 @@
-"""What is told of the gateway at work: logs, figures, and OpenTelemetry spans where collected.
+"""What the gateway reports of its work: logs, figures, and OpenTelemetry spans if switched on.
 
 Logs are events with fields: readable on a terminal, one JSON object a line elsewhere. A call that
-went well is in the ledger and in the figures; only the others are logged. Spans are made of a
-call's record when it has ended, so that tracing costs nothing while it runs; the usual variables
-decide (OTEL_EXPORTER_OTLP_ENDPOINT switches it on, OTEL_SERVICE_NAME and the others mean what they
-always mean). Names, states and codes are told, never arguments or answers. Labels of figures are
-bounded: connections, states, access levels and error codes, never what a caller can choose.
+went well is in the ledger and in the figures; only other calls are logged. Spans are made of a
+call's record when it has ended, so that tracing costs nothing while it runs; OpenTelemetry's usual
+variables configure it (OTEL_EXPORTER_OTLP_ENDPOINT switches it on, OTEL_SERVICE_NAME names us).
+Names, states and codes are reported, never arguments or answers. Labels of figures are bounded:
+connections, states, access levels and error codes, never a text that a caller can choose.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from prometheus_client.registry import Collector
 from gateway import __version__
 from gateway.store.tables import Execution
 
-# Which request something is logged for, by its number in this process. Text is made of it only
-# where it is logged: nearly every request comes and goes without a word.
+# The number of the current request in this process. It becomes text only where an event is logged:
+# nearly every request comes and goes without one.
 _request: ContextVar[int] = ContextVar("request")
 _numbers = count(1)
 _process = secrets.token_hex(4)
@@ -46,18 +46,18 @@ log = structlog.get_logger("gateway.call")
 
 
 def begin_request() -> None:
-    """Whatever is logged from here on, also by tasks that are started, names this request."""
+    """Numbers a request: all events from here on, also those of tasks started, name it."""
     _request.set(next(_numbers))
 
 
 def set_up(level: int = logging.INFO) -> None:
-    """Sends what the gateway and its libraries log to standard error."""
+    """Sends the logs of the gateway and its libraries to standard error."""
     renderer: structlog.types.Processor = (
         structlog.dev.ConsoleRenderer()
         if sys.stderr.isatty()
         else structlog.processors.JSONRenderer()
     )
-    shared: list[structlog.types.Processor] = [
+    processors: list[structlog.types.Processor] = [
         with_request,
         structlog.stdlib.add_logger_name,
         structlog.processors.add_log_level,
@@ -67,7 +67,7 @@ def set_up(level: int = logging.INFO) -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *shared,
+            *processors,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -77,7 +77,7 @@ def set_up(level: int = logging.INFO) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-            foreign_pre_chain=shared,
+            foreign_pre_chain=processors,
         )
     )
     root = logging.getLogger()
@@ -90,7 +90,7 @@ def set_up(level: int = logging.INFO) -> None:
 def with_request(
     logger: object, name: str, event: structlog.types.EventDict
 ) -> structlog.types.EventDict:
-    """Adds which request an event belongs to."""
+    """Adds to an event the request that it belongs to."""
     number = _request.get(0)
     if number:
         event["request"] = f"{_process}-{number}"
@@ -103,10 +103,10 @@ _LOGGED = "tool connection principal status upstream_status session".split()
 def log_call(execution: Execution) -> None:
     """Logs how a call ended, unless it went well."""
     if execution.status != "completed":
-        told = {name: getattr(execution, name) for name in _LOGGED}
-        took = (execution.result or {}).get("duration_ms")
+        fields = {name: getattr(execution, name) for name in _LOGGED}
+        duration = (execution.result or {}).get("duration_ms")
         code = execution.error_code
-        log.info("call ended", execution=execution.id, code=code, duration_ms=took, **told)
+        log.info("call ended", execution=execution.id, code=code, duration_ms=duration, **fields)
 
 
 # Families of figures: their names, words and labels.
@@ -123,19 +123,19 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """Figures for Prometheus: counted as calls end, by their records; the rest when asked.
+    """Figures for Prometheus: of calls, counted when they end; all others when they are read.
 
     The library's own counters would take ten times as long as these.
     """
 
     def __init__(self) -> None:
         self._counts: Tally[tuple[str, ...]] = Tally()  # by family, connection and other labels
-        # By family and connection: how many are in each bucket, at last the sum of all.
+        # By family and connection: the calls in each bucket; the last number is the sum of seconds.
         self._seconds: defaultdict[tuple[str, str], list[float]]
         self._seconds = defaultdict(lambda: [0.0] * (len(_BUCKETS) + 2))
 
-    def finished(self, execution: Execution) -> None:
-        """Counts one call; one that found no tool is counted where it was refused."""
+    def count_call(self, execution: Execution) -> None:
+        """Counts one call; a call that found no tool is counted where it was refused."""
         name, status, result = execution.connection, execution.upstream_status, execution.result
         if not name:
             return
@@ -146,8 +146,8 @@ class Metrics:
             self._counts["errors", name, execution.error_code] += 1
         if result:
             self._observe("call_seconds", name, result["duration_ms"] / 1000)
-            if (waited := result.get("upstream_ms")) is not None:
-                self._observe("upstream_seconds", name, waited / 1000)
+            if (upstream_ms := result.get("upstream_ms")) is not None:
+                self._observe("upstream_seconds", name, upstream_ms / 1000)
 
     def _observe(self, family: str, name: str, seconds: float) -> None:
         figures = self._seconds[family, name]
@@ -156,10 +156,10 @@ class Metrics:
 
     def forget_all_but(self, names: Iterable[str]) -> None:
         """Forgets connections that are no more: names that come and go must not pile up."""
-        kept = {*names}
-        every: tuple[dict[Any, Any], ...] = (self._counts, self._seconds)
-        for figures in every:
-            for key in [key for key in figures if key[1] not in kept]:
+        current = {*names}
+        tables: tuple[dict[Any, Any], ...] = (self._counts, self._seconds)
+        for figures in tables:
+            for key in [key for key in figures if key[1] not in current]:
                 del figures[key]
 
     def _families(self) -> Iterator[Metric]:
@@ -173,22 +173,22 @@ class Metrics:
             yield family
         for name, words in _TIMED:
             timed = HistogramMetricFamily(f"gateway_{name}", words, labels=["connection"])
-            for (of, connection), (*figures, total) in self._seconds.items():
-                if of == name:
+            for (family_name, connection), (*figures, total) in self._seconds.items():
+                if family_name == name:
                     buckets = zip((*map(str, _BUCKETS), "+Inf"), accumulate(figures), strict=True)
                     timed.add_metric([connection], [*buckets], total)
             yield timed
 
     def text(
-        self, statuses: Iterable[str], unknown: int, figures: Mapping[str, float], *, named: bool
+        self, statuses: Iterable[str], unknown: int, figures: Mapping[str, float], *, by_name: bool
     ) -> bytes:
-        """All figures, with those that are so at this moment; not `named`: summed up."""
-        families = [*self._families(), *_figures_now(statuses, unknown, figures)]
-        return generate_latest(_Families(families if named else map(_sum_up, families)))
+        """All figures, those of this moment included; not `by_name`: summed over connections."""
+        families = [*self._families(), *_current_figures(statuses, unknown, figures)]
+        return generate_latest(_Families(families if by_name else map(_sum_up, families)))
 
 
 class _Families(Collector):
-    """Figures to be written."""
+    """The families of figures as the library wants them."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -197,7 +197,7 @@ class _Families(Collector):
         return self._families
 
 
-def _figures_now(
+def _current_figures(
     statuses: Iterable[str], unknown: int, figures: Mapping[str, float]
 ) -> Iterator[Metric]:
     info = GaugeMetricFamily("gateway_info", "The running version.", labels=["version"])
@@ -214,14 +214,14 @@ def _figures_now(
 
 
 def _sum_up(family: Metric) -> Metric:
-    """The same figures without the names of connections."""
+    """The same figures without the names of connections, summed up."""
     sums: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
     for sample in family.samples:
         labels = tuple(pair for pair in sample.labels.items() if pair[0] != "connection")
         sums[sample.name, labels] += sample.value
     summed = Metric(family.name, family.documentation, family.type, family.unit)
-    for (name, kept), value in sums.items():
-        summed.add_sample(name, dict(kept), value)
+    for (name, labels), value in sums.items():
+        summed.add_sample(name, dict(labels), value)
     return summed
 
 
@@ -229,7 +229,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
-    """What takes records of calls, and what sends the rest at the end; None: nobody listens."""
+    """Functions that take a call's record, and send the rest at the end; None: switched off."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     # These cost a third of a second to import, and most gateways never need them.
@@ -245,7 +245,7 @@ def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     spans = provider.get_tracer("gateway", __version__)
 
-    def finished(execution: Execution) -> None:
+    def record_span(execution: Execution) -> None:
         span = spans.start_span(
             f"tools/call {execution.tool}",
             kind=SpanKind.SERVER,
@@ -256,12 +256,12 @@ def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
             span.set_status(Status(StatusCode.ERROR, execution.error_code or execution.status))
         span.end(int((execution.finished_at or execution.created_at) * 1_000_000_000))
 
-    return finished, provider.shutdown
+    return record_span, provider.shutdown
 
 
 def _attributes(execution: Execution) -> dict[str, Any]:
-    """What is safe to send: names, states and codes, never arguments or answers."""
-    found = {
+    """The attributes of a span: names, states and codes, never arguments or answers."""
+    attributes = {
         "mcp.method.name": "tools/call",
         "gen_ai.tool.name": execution.tool,
         "gateway.connection": execution.connection,
@@ -273,4 +273,4 @@ def _attributes(execution: Execution) -> dict[str, Any]:
         "error.type": execution.error_code,
         "http.response.status_code": execution.upstream_status,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -1,12 +1,13 @@
 """Definitions are read in child processes, so that no document can hold up or kill the gateway.
 
-A reader does one job at a time and stays warm for the next. One that is not done by its deadline,
+A reader does one job at a time and stays warm for the next. A reader that misses its deadline,
 crashes or grew large is ended; its document is refused in words, and the next job gets a new
-reader. Two at a time build tools; work on large answers and the validator's advice have a reader
-each, so that neither stands in a build's way. The validator's goes when it has nothing to do.
+reader. Two readers build tools; work on large answers and the validator's advice have a reader
+each, so that neither delays a build. The validator's reader ends when it has nothing to do.
 
-The pool is our own: a library's hands a child our environment with its secrets, imports our main
-module in it, and unpickles what it says, so that whoever takes a reader over has the gateway.
+The pool is our own: a library's pool hands a child our environment with its secrets, imports our
+main module in it, and unpickles its answers, so that an attacker in a reader would have the
+gateway.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from gateway.model import Build, Problem, Source, decode_build
 from gateway.reader import LENGTH, Job, JobResult, advise, build_tools
 from gateway.system import signal_number
 
-# Nothing else of our environment is a reader's business, secrets least of all.
+# All of our environment that a reader gets: it must not see secrets.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 class Workers:
-    """The readers of definitions; open as long as the context it manages."""
+    """The pools of reader processes; open as long as the context that this manages."""
 
     def __init__(self, count: int = 2) -> None:
         self._builds = _Pool("build", count)
@@ -47,12 +48,12 @@ class Workers:
             await pool.close()
 
     async def build(self, packed: bytes, source: Source, deadline: float = READ_SECONDS) -> Build:
-        """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
+        """The tools of a definition. DefinitionUnreadable if it can't be read, or not in time."""
         source_text = msgspec.json.encode(source).decode()
         return decode_build(await self._builds.do(deadline, build_tools, packed, source_text))
 
     async def advise(self, packed: bytes, deadline: float = READ_SECONDS) -> tuple[Problem, ...]:
-        """What a validator says of the definition; a note where it can't be asked."""
+        """What a validator says of the definition; a note where it can't be run."""
         try:
             data = await self._advice.do(deadline, advise, packed)
         except DefinitionUnreadable as error:
@@ -66,7 +67,7 @@ class Workers:
         *arguments: str,
         deadline: float = READ_SECONDS,
     ) -> bytes | None:
-        """What a function of ours makes of the data; None where that takes too much, or fails."""
+        """What a function of ours makes of the data; None where that fails or takes too much."""
         try:
             return await self._work.do(deadline, function, data, *arguments)
         except (GatewayError, OSError):
@@ -74,7 +75,7 @@ class Workers:
 
 
 class _Pool:
-    """Readers that take the same kind of job, of which one is kept for the next."""
+    """Readers that take the same kind of job; an idle reader is kept for the next job."""
 
     def __init__(self, role: str, size: int) -> None:
         self._role = role
@@ -93,16 +94,16 @@ class _Pool:
         async with self._place():
             try:
                 return await self._ask(job, seconds)
-            except _ReaderEnded as ended:
+            except _ReaderEnded as error:
                 if self._closed:
-                    raise _closed_error() from ended
-                if ended.status not in (-signal_number("SIGKILL"), -signal_number("SIGTERM")):
+                    raise _closed_error() from error
+                if error.status not in (-signal_number("SIGKILL"), -signal_number("SIGTERM")):
                     raise
-            # A reader that others ended says nothing about this document.
+            # A reader that another process ended says nothing about this document.
             return await self._ask(job, seconds)
 
     async def close(self) -> None:
-        """Ends every reader; who waits for an answer hears of it."""
+        """Ends every reader; a caller that waits for an answer gets an error."""
         self._closed = True
         for reader in self._busy:
             _kill(reader)
@@ -112,7 +113,7 @@ class _Pool:
             await self._end(self._idle.pop())
         await asyncio.gather(*self._ending)
         for _ in range(self._size):
-            self._places.release()  # to those who wait, and hear that it is closed
+            self._places.release()  # to callers that wait: they get an error
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -133,11 +134,11 @@ class _Pool:
     async def _ask(self, job: Job, seconds: float) -> bytes:
         reader = self._idle.pop() if self._idle else await _start_reader(self._role)
         self._busy.add(reader)
-        kept = False
+        is_reusable = False
         try:
             async with asyncio.timeout(seconds):
                 answer = await _exchange(reader, job)
-            kept = not (answer.retires or self._idle)
+            is_reusable = not (answer.retires or self._idle)
         except TimeoutError as error:
             message = f"Reading the definition took longer than {seconds:g} s."
             raise DefinitionUnreadable(message, "Use a smaller or simpler definition.") from error
@@ -145,7 +146,7 @@ class _Pool:
             raise _ReaderEnded(await _exit_status(reader)) from error
         finally:
             self._busy.discard(reader)
-            if kept:
+            if is_reusable:
                 self._keep(reader)
             else:
                 await self._end(reader)
@@ -154,18 +155,18 @@ class _Pool:
         return answer.data
 
     def _keep(self, reader: Process) -> None:
-        """Has a reader wait for the next job; one that takes much memory only for a while."""
+        """Has a reader wait for the next job; the validator, which is large, only for a while."""
         self._idle.append(reader)
         if self._role == "advise":
-            asyncio.get_running_loop().call_later(REMEMBER_SECONDS, self._let_go, reader)
+            asyncio.get_running_loop().call_later(REMEMBER_SECONDS, self._end_idle, reader)
 
-    def _let_go(self, reader: Process) -> None:
+    def _end_idle(self, reader: Process) -> None:
         if reader in self._idle:
             self._idle.remove(reader)
             self._end(reader)
 
     def _end(self, reader: Process) -> asyncio.Future[None]:
-        """Ends a reader, also when whoever waits for this is being cancelled."""
+        """Ends a reader, also when the task that awaits the end is cancelled."""
         _kill(reader)
         ending = asyncio.get_running_loop().create_task(_drain(reader))
         self._ending.add(ending)
@@ -180,18 +181,18 @@ async def _start_reader(role: str) -> Process:
         stdout=PIPE,
         stderr=DEVNULL,
         env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
-        start_new_session=True,  # Ctrl-C is for us to hear; a reader ends with its stdin
+        start_new_session=True,  # Ctrl-C ends the gateway; a reader ends with its stdin
     )
 
 
 async def _exchange(reader: Process, job: Job) -> JobResult:
-    """One job, there and back."""
+    """Sends one job to a reader and reads its answer."""
     assert reader.stdin is not None and reader.stdout is not None
     body = msgspec.msgpack.encode(job)
     try:
         reader.stdin.write(LENGTH.pack(len(body)) + body)
         await reader.stdin.drain()
-    except RuntimeError as error:  # uvloop's word for a pipe that is closed already
+    except RuntimeError as error:  # uvloop raises it for a pipe that is closed already
         raise BrokenPipeError(str(error)) from error
     (size,) = LENGTH.unpack(await reader.stdout.readexactly(LENGTH.size))
     if size > READER_BYTES:
@@ -200,7 +201,7 @@ async def _exchange(reader: Process, job: Job) -> JobResult:
 
 
 async def _exit_status(reader: Process) -> int | None:
-    """How a reader ended that went by itself, negative for a signal; None if it is still here."""
+    """The exit status of a reader, negative for a signal; None if it is still running."""
     try:
         async with asyncio.timeout(5):
             return await reader.wait()
@@ -214,7 +215,7 @@ def _kill(reader: Process) -> None:
 
 
 async def _drain(reader: Process) -> None:
-    """Reads what it had still to say: the pipe closes when all of it is read."""
+    """Reads the rest of a reader's output: its pipe closes when all of it is read."""
     assert reader.stdin is not None
     reader.stdin.close()
     await reader.communicate()
@@ -226,12 +227,12 @@ class _ReaderEnded(DefinitionUnreadable):
     def __init__(self, status: int | None) -> None:
         self.status = status
         if status == -signal_number("SIGPROF"):
-            what = "needs more processor time than a reader may have"
+            reason = "needs more processor time than a reader may have"
         elif status is not None and status < 0:
-            what = "made its reader run out of memory or crash"
+            reason = "made its reader run out of memory or crash"
         else:
-            what = "made its reader fail"
-        super().__init__(f"The definition {what}.", "Use a smaller or simpler definition.")
+            reason = "made its reader fail"
+        super().__init__(f"The definition {reason}.", "Use a smaller or simpler definition.")
 
 
 def _closed_error() -> Broken:

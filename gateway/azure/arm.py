@@ -1,4 +1,4 @@
-"""Azure Resource Manager as a client sees it, and the managed connections it tells of.
+"""Azure Resource Manager as a client sees it, and the managed connections it lists.
 
 The client asks only its own endpoint: a page's `nextLink` to anywhere else is refused. Being
 throttled is normal there; all requests wait out a pause that Azure asked for, briefly, then give up
@@ -41,16 +41,16 @@ class ArmClient:
         self._paused_until = 0.0
 
     async def get(self, azure: Azure, path: str, max_bytes: int) -> bytes:
-        """The body of what is at this path, which may have a query."""
+        """The body of the resource at this path; the path may have a query."""
         return (await self._exchange(azure, "GET", _url(azure, path), None, max_bytes)).body
 
     async def ask(self, azure: Azure, method: str, path: str, body: Any = None) -> Any:
-        """The JSON that comes of a request; None where nothing does."""
+        """The JSON that answers a request; None where the answer is empty."""
         answer = await self._exchange(azure, method, _url(azure, path), body, limits.AZURE_BYTES)
-        return await _json(answer.body) if answer.body.strip() else None
+        return await _parse_json(answer.body) if answer.body.strip() else None
 
     async def find(self, azure: Azure, path: str, method: str = "GET") -> dict[str, Any] | None:
-        """The object that comes of a request; None where there is no such resource."""
+        """The object that answers a request; None where there is no such resource."""
         try:
             found = await self.ask(azure, method, path)
         except GatewayError as error:
@@ -64,14 +64,14 @@ class ArmClient:
         url = _url(azure, path)
         for _ in range(limits.MAX_LIST_PAGES):
             answer = await self._exchange(azure, "GET", url, None, limits.AZURE_BYTES)
-            page = mapping(await _json(answer.body))
+            page = mapping(await _parse_json(answer.body))
             if not isinstance(page.get("value"), list):
                 raise UpstreamFailed("upstream_error", "Azure's answer is not a list.")
             for entry in page["value"]:
                 yield entry
-            if not (following := text_of(page.get("nextLink"))):
+            if not (next_link := text_of(page.get("nextLink"))):
                 return
-            url = _on_same_host(azure, following)
+            url = _on_same_host(azure, next_link)
         words = f"Azure's list has more than {limits.MAX_LIST_PAGES} pages."
         raise UpstreamFailed("upstream_error", words)
 
@@ -87,19 +87,19 @@ class ArmClient:
             await self._wait()
             answer = await self._send(azure, request, max_bytes)
             if answer.status != 429:
-                return _accepted(answer, max_bytes)
-            self._paused_until = time.monotonic() + _pause(answer)
-        raise self._throttled()
+                return _check_answer(answer, max_bytes)
+            self._paused_until = time.monotonic() + _pause_seconds(answer)
+        raise self._throttled_error()
 
     async def _wait(self) -> None:
-        """Waits out a pause that Azure asked for, unless it is too long to keep anyone waiting."""
+        """Waits out a pause that Azure asked for, unless it is too long for a caller to wait."""
         seconds = self._paused_until - time.monotonic()
         if seconds > limits.AZURE_PAUSE_SECONDS:
-            raise self._throttled()
+            raise self._throttled_error()
         if seconds > 0:
             await asyncio.sleep(seconds)
 
-    def _throttled(self) -> Overloaded:
+    def _throttled_error(self) -> Overloaded:
         seconds = max(1, round(self._paused_until - time.monotonic() + 0.5))
         return Overloaded(
             "rate_limited",
@@ -129,20 +129,20 @@ def _on_same_host(azure: Azure, link: str) -> str:
     return link
 
 
-def _pause(answer: Answer) -> float:
+def _pause_seconds(answer: Answer) -> float:
     text = (answer.header("retry-after") or "").strip()
     return float(text[:6]) if text.isascii() and text.isdigit() else 2.0
 
 
-def _accepted(answer: Answer, max_bytes: int) -> Answer:
+def _check_answer(answer: Answer, max_bytes: int) -> Answer:
     if answer.truncated:
         raise UpstreamFailed("upstream_error", f"Azure's answer is over {max_bytes} bytes.")
     if answer.status < 300:
         return answer
-    words = _words(answer.body)
+    reason = _error_text(answer.body)
     raise UpstreamFailed(
         "upstream_error",
-        f"Azure answered {answer.status}{': ' + words if words else '.'}",
+        f"Azure answered {answer.status}{': ' + reason if reason else '.'}",
         _HINTS.get(answer.status, "Check the [azure] table, or try again later."),
         status=answer.status,
     )
@@ -155,7 +155,7 @@ _HINTS = {
 }
 
 
-def _words(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
         error = orjson.loads(body)["error"]
         return " ".join(f"{error.get('code', '')} {error.get('message', '')}".split())[:300]
@@ -163,7 +163,7 @@ def _words(body: bytes) -> str:
         return ""
 
 
-async def _json(body: bytes) -> Any:
+async def _parse_json(body: bytes) -> Any:
     try:
         if len(body) > limits.LARGE_BYTES:
             return await asyncio.to_thread(orjson.loads, body)
@@ -186,7 +186,7 @@ class Resource:
     api_id: str
     api_name: str
     status: BuiltStatus = "connected"
-    problem: str = ""  # what a person should know of its status
+    problem: str = ""  # the status in words for a person
     runtime_url: str = ""
 
 
@@ -195,17 +195,17 @@ def read_resource(value: Any) -> Resource | None:
     entry = mapping(value)
     properties, id_ = mapping(entry.get("properties")), _text(entry.get("id"))
     api = mapping(properties.get("api"))
-    api_id, name = _text(api.get("id")), _text(entry.get("name")) or _last(id_)
+    api_id, name = _text(api.get("id")), _text(entry.get("name")) or _last_segment(id_)
     if not is_id(id_) or not is_id(api_id):
         return None
     status, problem = _status(properties)
-    shown = _text(properties.get("displayName")) or _text(api.get("displayName")) or name
+    display_name = _text(properties.get("displayName")) or _text(api.get("displayName")) or name
     return Resource(
         id_,
         name,
-        cut(visible(shown), 128),
+        cut(visible(display_name), 128),
         api_id,
-        _text(api.get("name")) or _last(api_id),
+        _text(api.get("name")) or _last_segment(api_id),
         status,
         problem,
         _runtime_url(properties.get("connectionRuntimeUrl")),
@@ -219,12 +219,12 @@ def is_id(text: str) -> bool:
 
 def _status(properties: Mapping[str, Any]) -> tuple[BuiltStatus, str]:
     first = mapping(next(iter(sequence(properties.get("statuses"))), None))
-    said = _text(properties.get("overallStatus")) or _text(first.get("status"))
+    state = _text(properties.get("overallStatus")) or _text(first.get("status"))
     error = mapping(first.get("error"))
     words = cut(visible(_text(error.get("message")) or _text(error.get("code"))), 200)
     if _text(properties.get("connectionState")).lower() == "disabled":
         return "failing", "the connection is disabled in Azure"
-    match said.lower():
+    match state.lower():
         case "connected" | "ready":
             return "connected", ""
         case "unauthenticated":
@@ -234,7 +234,7 @@ def _status(properties: Mapping[str, Any]) -> tuple[BuiltStatus, str]:
         case "error" if "unauth" in _text(error.get("code")).lower():
             return "unauthenticated", words or "the connection is not signed in"
         case _:
-            return "failing", words or f"Azure says of the connection: {said[:50]}"
+            return "failing", words or f"Azure says of the connection: {state[:50]}"
 
 
 def _runtime_url(value: Any) -> str:
@@ -243,18 +243,18 @@ def _runtime_url(value: Any) -> str:
     return text if parts.scheme in ("https", "http") and parts.netloc and not parts.query else ""
 
 
-def named(resources: Iterable[Resource], taken: Collection[str]) -> dict[str, Resource]:
+def name_resources(resources: Iterable[Resource], in_use: Collection[str]) -> dict[str, Resource]:
     """Each connection under a name of its own, the same on every start and replica.
 
-    Names that would give tools the same prefix are told apart by a hash of the resource's id.
+    Names that would give tools the same prefix get a hash of the resource's id at the end.
     """
-    plain = [(connection_name(resource.name), resource) for resource in resources]
-    counts = Counter(_prefix(name) for name, _ in plain)
-    counts.update(_prefix(name) for name in taken)
-    hashed = {resource.id: digest(resource.id.lower().encode())[:6] for _, resource in plain}
+    pairs = [(connection_name(resource.name), resource) for resource in resources]
+    counts = Counter(_prefix(name) for name, _ in pairs)
+    counts.update(_prefix(name) for name in in_use)
+    hashes = {resource.id: digest(resource.id.lower().encode())[:6] for _, resource in pairs}
     return {
-        name if counts[_prefix(name)] == 1 else f"{name[:25]}-{hashed[resource.id]}": resource
-        for name, resource in plain
+        name if counts[_prefix(name)] == 1 else f"{name[:25]}-{hashes[resource.id]}": resource
+        for name, resource in pairs
     }
 
 
@@ -274,5 +274,5 @@ def _text(value: Any) -> str:
     return text_of(value).strip()
 
 
-def _last(id_: str) -> str:
+def _last_segment(id_: str) -> str:
     return id_.rpartition("/")[2]

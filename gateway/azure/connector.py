@@ -7,10 +7,10 @@ definition, and is built anew like any that changed. `AzureDirectory.definition`
 
 A call is not sent to the API but posted, whole, to the connection's resource (`dynamicInvoke`),
 which makes the call with credentials of its own: a request inside a request, an answer inside an
-answer. Azure answers 200 around whatever came of it: the API's status is inside, as .NET's name for
-it or as a number. `enveloped` wraps a request that is ready to be sent, `opened` takes the answer
-out; what lies between does not know of the envelope. Definitions and large answers are read in
-worker processes, which load this file and nothing of the way out.
+answer. Azure answers 200 whatever the API answered: the API's status is inside, as .NET's name for
+it or as a number. `wrap_request` puts a request into the envelope, `unwrap_answer` takes the API's
+answer out; the code in between does not know of the envelope. Definitions and large answers are
+read in worker processes, which load this file and none of the code that sends requests.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from gateway.outbound.client import Answer, Request
 
 API_VERSION = "2016-06-01"
-_AZURES = ("Accept", "Content-Type")  # by dynamicInvoke, what is said of bodies is Azure's to say
+_SET_BY_AZURE = ("Accept", "Content-Type")  # with dynamicInvoke, Azure sets these headers
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of a connection's resource shapes its tools and their calls."""
+    """The facts about a connection's resource that shape its tools and their calls."""
 
     endpoint: str
     id: str
@@ -53,19 +53,19 @@ class Facts:
 
 def translate_export(raw: bytes, source: Source) -> tuple[bytes, Source, Callable[[Build], Build]]:
     """The definition of a managed connection, called by way of Azure or at its runtime address."""
-    facts, export = _split(raw)
+    facts, export = _split_definition(raw)
     direct = facts.invoke == "runtime" and facts.runtime_url
-    told = replace(
+    api_source = replace(
         source,
         base_url=facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id,
         authenticated=facts.status != "unauthenticated",
         location="",
         auth_type="azure" if source.auth_type == "none" else source.auth_type,
-        headers=source.headers if direct else (*source.headers, *_AZURES),
+        headers=source.headers if direct else (*source.headers, *_SET_BY_AZURE),
     )
     return (
         export,
-        told,
+        api_source,
         lambda build: replace(
             build,
             status=facts.status,
@@ -76,17 +76,17 @@ def translate_export(raw: bytes, source: Source) -> tuple[bytes, Source, Callabl
 
 
 def _problems(facts: Facts) -> tuple[Problem, ...]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if facts.problem:
         severity: Severity = "warning" if facts.status == "connected" else "error"
-        found.append(Problem(severity, "connection", facts.problem))
+        problems.append(Problem(severity, "connection", facts.problem))
     if facts.invoke == "runtime" and not facts.runtime_url:
         words = "Azure gives no runtime address for this connection; calls go by dynamicInvoke"
-        found.append(Problem("info", "connection", words))
-    return tuple(found)
+        problems.append(Problem("info", "connection", words))
+    return tuple(problems)
 
 
-def _split(raw: bytes) -> tuple[Facts, bytes]:
+def _split_definition(raw: bytes) -> tuple[Facts, bytes]:
     """The facts, and the definition that follows them."""
     line, _, export = raw.partition(b"\n")
     try:
@@ -100,8 +100,8 @@ def _split(raw: bytes) -> tuple[Facts, bytes]:
 # --- a call ---------------------------------------------------------------------------------------
 
 
-def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
-    """The request that has Azure make this one; `base_url` is the resource's own address."""
+def wrap_request(request: Request, base_url: str, resource_id: str) -> Request:
+    """The request that has Azure make `request`; `base_url` is the resource's own address."""
     path, _, query = request.url.removeprefix(base_url).partition("?")
     headers = {name.lower(): value for name, value in request.headers}
     inner: dict[str, Any] = {
@@ -124,14 +124,14 @@ def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
 
 def _queries(query: str) -> dict[str, str]:
     """The query by name, decoded; the envelope has one text a name, so repeated ones are joined."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
+        values[name] = f"{values[name]},{value}" if name in values else value
+    return values
 
 
 def _inner_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What the caller or the definition gives; what speaks of bodies is Azure's to say."""
+    """The headers of the caller and the definition; Azure sets those that describe bodies."""
     return {
         name: value
         for name, value in headers
@@ -159,24 +159,24 @@ class Inside(NamedTuple):
     body: bytes
 
 
-async def opened(answer: Answer, work: Work) -> Answer:
-    """What the API answered; Azure's own answer where that is all there is, or all we can read."""
+async def unwrap_answer(answer: Answer, work: Work) -> Answer:
+    """The API's answer; Azure's own where it holds no other, or none that we can read."""
     if not 200 <= answer.status < 300 or answer.truncated:
         return answer
     media_type = answer.header("content-type") or JSON
     if len(answer.body) <= LARGE_BYTES:
-        found = _inside(answer.body, media_type)
+        inside = _inside(answer.body, media_type)
     else:
-        data = await work(read_envelope, answer.body, media_type)
-        found = None if data is None else msgpack.decode(data, type=Inside | None)
-    if found is None:
+        packed = await work(read_envelope, answer.body, media_type)
+        inside = None if packed is None else msgpack.decode(packed, type=Inside | None)
+    if inside is None:
         return answer
-    headers = found.headers
+    headers = inside.headers
     for name in ("x-ms-client-request-id", "x-ms-request-id"):
-        if given := answer.header(name):
-            headers.setdefault("x-ms-client-request-id", given)
+        if request_id := answer.header(name):
+            headers.setdefault("x-ms-client-request-id", request_id)
     pairs = tuple(headers.items())
-    return structs.replace(answer, status=found.status, headers=pairs, body=found.body)
+    return structs.replace(answer, status=inside.status, headers=pairs, body=inside.body)
 
 
 def read_envelope(body: bytes, media_type: str) -> bytes:
@@ -188,8 +188,8 @@ def _inside(body: bytes, media_type: str) -> Inside | None:
     response = mapping(as_json(body, media_type)).get("response")
     if not isinstance(response, dict):
         return None
-    headers = dict(_pairs(response.get("headers")))
-    content, content_type = _opened_body(response.get("body"), headers.get("content-type", ""))
+    headers = dict(_header_pairs(response.get("headers")))
+    content, content_type = _unwrap_body(response.get("body"), headers.get("content-type", ""))
     if content_type:
         headers["content-type"] = content_type
     return Inside(status_number(response.get("statusCode", HTTPStatus.OK)), headers, content)
@@ -208,18 +208,18 @@ _STATUS_NAMES = {
 
 
 def status_number(status: Any) -> int:
-    """200 of `OK`, `"200"` and 200; 502 of what is no status."""
+    """200 for `OK`, `"200"` and 200; 502 for a value that is no status."""
     text = str(status).replace(" ", "").lower()
     plain = text.isascii() and text.isdigit()
     number = int(text[:4]) if plain else _STATUS_NAMES.get(text, 0)
     return number if 100 <= number <= 599 else int(HTTPStatus.BAD_GATEWAY)
 
 
-# They describe bytes we never see.
+# Headers that describe bytes which the gateway never sees.
 _OF_TRANSFER = frozenset(("content-length", "content-encoding", "transfer-encoding", "connection"))
 
 
-def _pairs(headers: Any) -> Iterable[tuple[str, str]]:
+def _header_pairs(headers: Any) -> Iterable[tuple[str, str]]:
     for name, value in mapping(headers).items():
         if isinstance(value, list):
             value = ", ".join(map(str, value))
@@ -227,17 +227,17 @@ def _pairs(headers: Any) -> Iterable[tuple[str, str]]:
             yield name.lower(), str(value)
 
 
-def _opened_body(body: Any, content_type: str) -> tuple[bytes, str]:
+def _unwrap_body(body: Any, content_type: str) -> tuple[bytes, str]:
     if body is None:
         return b"", content_type
-    if isinstance(body, Mapping) and (content := _file(body)) is not None:
+    if isinstance(body, Mapping) and (content := _file_content(body)) is not None:
         return content
     if isinstance(body, str):
-        return _text(body, content_type)
+        return _text_content(body, content_type)
     return orjson.dumps(body), content_type if "json" in content_type.lower() else JSON
 
 
-def _file(body: Mapping[str, Any]) -> tuple[bytes, str] | None:
+def _file_content(body: Mapping[str, Any]) -> tuple[bytes, str] | None:
     """The bytes of a file, which the envelope carries as base64."""
     content, kind = body.get("$content"), body.get("$content-type")
     if not isinstance(content, str) or not isinstance(kind, str):
@@ -248,7 +248,7 @@ def _file(body: Mapping[str, Any]) -> tuple[bytes, str] | None:
         return None
 
 
-def _text(body: str, content_type: str) -> tuple[bytes, str]:
+def _text_content(body: str, content_type: str) -> tuple[bytes, str]:
     """Text as it is; under the name of JSON it is JSON's text, or else a JSON string."""
     data = body.encode("utf-8", "replace")
     if essence(content_type).endswith("json") and as_json(data, JSON) is NOT_JSON:

@@ -33,35 +33,35 @@ from gateway.openapi.document import mapping, sequence, text_of
 
 log = structlog.get_logger("gateway.azure")
 
-LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
+LISTING = "[azure]"  # the name that the group's listing is kept under: no connection can have it
 SIGN_IN = "oauthSetting"  # the type of a parameter that a person signs in for
-PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
+PORTAL = "https://portal.azure.com"  # where people land without a return address
 
-_Said = TypeVar("_Said")
+_Value = TypeVar("_Value")
 _Memory = TTLCache[str, tuple[float, Any]]
 _NEVER = (-1.0, None)
 
 
 @dataclass(eq=False)
 class AzureDirectory:
-    """Azure, as the catalog needs it. Settings are those of the moment a question is asked."""
+    """Azure, as the catalog needs it. Each request uses the settings of its moment."""
 
     send: Send
     settings: Callable[[], Azure | None]
-    return_address: Callable[[str], str] = lambda id_: PORTAL  # for who signed in for a resource
-    # The objectId and tenantId of those we are to Azure.
+    return_address: Callable[[str], str] = lambda id_: PORTAL  # where a sign-in ends
+    # The objectId and tenantId of the gateway's own identity in Azure.
     identity: Callable[[Azure], Awaitable[Mapping[str, str]]] | None = None
 
     def __post_init__(self) -> None:
         self._client = ArmClient(self.send)
-        # Each with the time at which it was asked for: nobody is given what is older than wanted.
-        self._known: _Memory = TTLCache(3 * limits.MAX_REMEMBERED, limits.KEEP_SECONDS)
+        # Each answer with the time of its request: a caller may refuse older ones (`since`).
+        self._answers: _Memory = TTLCache(3 * limits.MAX_REMEMBERED, limits.KEEP_SECONDS)
         self._exports: _Memory = TTLCache(limits.PARALLEL_REFRESHES, limits.KEEP_SECONDS)
-        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def listing(self) -> bytes:
         """The connections of the group, as `read_listing` reads them."""
-        azure, asked_at = self._configured(), time.monotonic()
+        azure, asked_at = self._azure(), time.monotonic()
         found: dict[str, Resource] = {}
         async for entry in self._client.pages(azure, connections_path(azure)):
             if (resource := read_resource(entry)) is not None:
@@ -70,28 +70,28 @@ class AzureDirectory:
                 raise DefinitionUnreadable(
                     f"the group has over {limits.MAX_REMEMBERED} connections"
                 )
-        self._known.update({key: (asked_at, resource) for key, resource in found.items()})
-        return orjson.dumps([_kept(found[key]) for key in sorted(found)])
+        self._answers.update({key: (asked_at, resource) for key, resource in found.items()})
+        return orjson.dumps([_listing_entry(found[key]) for key in sorted(found)])
 
     async def definition(
         self,
         name: str,
         settings: ArmConnection,
         max_bytes: int,
-        planned: bool = False,
+        is_preview: bool = False,
         since: float | None = None,
     ) -> bytes:
-        """The facts and the API of a connection; `planned`: also of one that is still to be made.
+        """The facts and the API of a connection; `is_preview`: also where Azure lacks it yet.
 
-        What was fetched for others counts where that was `since` then; without it, nothing does.
+        An answer from another request counts if it is no older than `since`, else none does.
         """
-        azure, since = self._configured(), time.monotonic() if since is None else since
+        azure, since = self._azure(), time.monotonic() if since is None else since
         id_ = resource_id(azure, name, settings)
         try:
-            asked_at, resource = self._known.get(id_.lower(), _NEVER)
+            asked_at, resource = self._answers.get(id_.lower(), _NEVER)
             if asked_at < since:
                 resource = await self._resource(azure, id_)
-            if resource is None and planned and settings.api:
+            if resource is None and is_preview and settings.api:
                 api = api_id(azure, settings.api)
                 resource = Resource(id_, name, "", api, settings.api, "unauthenticated")
             if resource is None:
@@ -99,7 +99,7 @@ class AzureDirectory:
                     f"there is no connection {id_.rpartition('/')[2]!r} in the resource group",
                     "put_connection with kind arm and api makes one.",
                 )
-            export = await self._remembered(
+            export = await self._ask_once(
                 self._exports,
                 resource.api_id,
                 partial(self._client.get, azure, f"{resource.api_id}?export=true", max_bytes),
@@ -112,76 +112,76 @@ class AzureDirectory:
                 f"the definition can't be fetched: {error.message}", error.hint
             ) from error
         url = resource.runtime_url if settings.invoke == "runtime" else ""
-        said = (resource.id, resource.status, resource.problem, url, settings.invoke)
-        return orjson.dumps(Facts(azure.endpoint.rstrip("/"), *said)) + b"\n" + export
+        facts = (resource.id, resource.status, resource.problem, url, settings.invoke)
+        return orjson.dumps(Facts(azure.endpoint.rstrip("/"), *facts)) + b"\n" + export
 
     async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
-        """Makes the connection in Azure unless it is there; its settings, and whether it was made.
+        """Makes the connection in Azure unless it exists; its settings, and whether it was made.
 
-        One that is there gets new parameter values where some are given, and is left alone
-        otherwise: its sign-in may be somebody's work.
+        An existing connection gets new parameter values if the settings have some, and is left
+        alone otherwise: a person may have signed it in.
         """
-        azure = self._configured()
+        azure = self._azure()
         id_ = resource_id(azure, name, settings)
-        known = await self._client.find(azure, id_)
+        entry = await self._client.find(azure, id_)
         settings = settings.model_copy(update={"resource_id": id_})
-        if known is not None and not settings.parameter_values:
+        if entry is not None and not settings.parameter_values:
             return settings, False
-        resource = read_resource(known)
-        api = resource.api_id if resource else self._wanted_api(azure, settings)
-        shown = settings.display_name or (resource.display_name if resource else name)
-        await self._client.ask(azure, "PUT", id_, _body(azure, api, shown, settings, known or {}))
-        self._known.pop(_consent(id_), None)
-        return settings, known is None
+        resource = read_resource(entry)
+        api = resource.api_id if resource else self._api_of_new(azure, settings)
+        label = settings.display_name or (resource.display_name if resource else name)
+        await self._client.ask(azure, "PUT", id_, _body(azure, api, label, settings, entry or {}))
+        self._answers.pop(_consent_key(id_), None)
+        return settings, entry is None
 
     async def delete(self, id_: str) -> None:
-        """Removes a connection in Azure; one that is gone already is no error."""
-        await self._client.find(self._configured(), id_, method="DELETE")
+        """Removes a connection in Azure; a connection that is already gone is no error."""
+        await self._client.find(self._azure(), id_, method="DELETE")
 
     def known_consent_link(self, id_: str) -> str | None:
-        """Where a person signs the connection in, if that was asked lately."""
-        link: str | None = self._known.get(_consent(id_), _NEVER)[1]
+        """The link where a person signs the connection in, if Azure gave it lately."""
+        link: str | None = self._answers.get(_consent_key(id_), _NEVER)[1]
         return link
 
     async def sign_in_link(self, name: str, settings: Connection) -> str | None:
-        """Where a person signs the connection in; None where Azure has nothing to sign, or no link.
+        """The link where a person signs the connection in; None without a sign-in or a link.
 
         However many calls fail for want of a sign-in, Azure is asked once.
         """
         if not isinstance(settings, ArmConnection):
             return None
         try:
-            id_ = resource_id(self._configured(), name, settings)
+            id_ = resource_id(self._azure(), name, settings)
             ask = partial(self._consent_link, id_)
             async with asyncio.timeout(limits.FETCH_SECONDS):
-                return await self._remembered(self._known, _consent(id_), ask)
+                return await self._ask_once(self._answers, _consent_key(id_), ask)
         except (GatewayError, TimeoutError) as error:
             log.warning("no consent link", connection=name, error=str(error))
             return None
 
-    async def _remembered(
-        self, memory: _Memory, name: str, ask: Callable[[], Awaitable[_Said]], since: float = 0.0
-    ) -> _Said:
-        """What Azure said, `since` then or not long ago; it is asked once, however many want it."""
+    async def _ask_once(
+        self, memory: _Memory, name: str, ask: Callable[[], Awaitable[_Value]], since: float = 0.0
+    ) -> _Value:
+        """Azure's answer, no older than `since`; callers at the same time share one request."""
         key = name.lower()
-        async with self._asking.setdefault(key, asyncio.Lock()):
-            known = memory.get(key, _NEVER)
-            if known[0] < since:
-                known = memory[key] = (time.monotonic(), await ask())
-            said: _Said = known[1]
-            return said
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            cached = memory.get(key, _NEVER)
+            if cached[0] < since:
+                cached = memory[key] = (time.monotonic(), await ask())
+            value: _Value = cached[1]
+            return value
 
     async def _consent_link(self, id_: str) -> str | None:
-        """The link that Azure gives, where there is something to sign."""
-        azure = self._configured()
+        """The link that Azure gives, where the API needs a sign-in."""
+        azure = self._azure()
         if (resource := await self._resource(azure, id_)) is None:
             return None
-        asked_for = _api_parameters(await self._client.find(azure, resource.api_id) or {})
-        names = [each["name"] for each in asked_for if each["type"] == SIGN_IN]
+        api_parameters = _api_parameters(await self._client.find(azure, resource.api_id) or {})
+        names = [each["name"] for each in api_parameters if each["type"] == SIGN_IN]
         if not names:
             return None
-        whose, back = await self._who(azure), self.return_address(id_)
-        parameters = [{"parameterName": name, "redirectUrl": back, **whose} for name in names]
+        identity, url = await self._own_identity(azure), self.return_address(id_)
+        parameters = [{"parameterName": name, "redirectUrl": url, **identity} for name in names]
         answer = await self._client.ask(
             azure, "POST", f"{id_}/listConsentLinks", {"parameters": parameters}
         )
@@ -189,42 +189,42 @@ class AzureDirectory:
 
     async def confirm(self, id_: str, code: str) -> None:
         """Hands Azure the code that a person brought back from signing in."""
-        azure = self._configured()
+        azure = self._azure()
         if not is_id(id_):
             raise Fixable("connection_invalid", "that is not the id of a resource in Azure")
-        body = {"code": code, **await self._who(azure)}
+        body = {"code": code, **await self._own_identity(azure)}
         await self._client.ask(azure, "POST", f"{id_}/confirmConsentCode", body)
-        self._known.pop(_consent(id_), None)
+        self._answers.pop(_consent_key(id_), None)
 
-    async def _who(self, azure: Azure) -> Mapping[str, str]:
+    async def _own_identity(self, azure: Azure) -> Mapping[str, str]:
         return await self.identity(azure) if self.identity else {}
 
     async def managed_apis(self) -> list[dict[str, Any]]:
-        """The connectors that Azure offers at the configured location, as a list shows them."""
-        azure = self._configured()
+        """The connectors that Azure offers at the configured location, as rows of a list."""
+        azure = self._azure()
         path = apis_path(azure)
 
         async def ask() -> list[dict[str, Any]]:
             entries = self._client.pages(azure, path)
             return [_api_row(entry) async for entry in entries if isinstance(entry, dict)]
 
-        return await self._remembered(self._known, path, ask)
+        return await self._ask_once(self._answers, path, ask)
 
     async def managed_api(self, name: str) -> dict[str, Any]:
-        """One connector with what a connection to it needs."""
-        azure = self._configured()
-        found = await self._client.find(azure, api_id(azure, name))
-        if found is None:
+        """One connector with the parameters that a connection to it needs."""
+        azure = self._azure()
+        entry = await self._client.find(azure, api_id(azure, name))
+        if entry is None:
             raise NotFound(
                 "invalid_arguments",
                 f"there is no managed API {name!r} in {azure.location}",
                 "list_managed_apis finds one by words.",
             )
-        return {**_api_row(found), "parameters": _api_parameters(found)}
+        return {**_api_row(entry), "parameters": _api_parameters(entry)}
 
     async def api_operations(self, name: str) -> list[dict[str, Any]]:
-        """What a connector can do; empty where Azure does not say."""
-        azure = self._configured()
+        """The operations of a connector; empty where Azure does not list them."""
+        azure = self._azure()
         try:
             pages = self._client.pages(azure, f"{api_id(azure, name)}/apiOperations")
             return [_operation_row(entry) async for entry in pages if isinstance(entry, dict)]
@@ -233,7 +233,7 @@ class AzureDirectory:
                 return []
             raise
 
-    def _configured(self) -> Azure:
+    def _azure(self) -> Azure:
         azure = self.settings()
         if azure is None:
             raise Fixable(
@@ -243,7 +243,7 @@ class AzureDirectory:
             )
         return azure
 
-    def _wanted_api(self, azure: Azure, settings: ArmConnection) -> str:
+    def _api_of_new(self, azure: Azure, settings: ArmConnection) -> str:
         if not settings.api:
             raise Fixable(
                 "connection_invalid",
@@ -262,7 +262,7 @@ class AzureDirectory:
 
 
 def connections_path(azure: Azure) -> str:
-    """Where the group's connections are."""
+    """The path of the group's connections."""
     subscription, group = quote(azure.subscription_id, ""), quote(azure.resource_group, "")
     return (
         f"/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Web/connections"
@@ -270,18 +270,18 @@ def connections_path(azure: Azure) -> str:
 
 
 def apis_path(azure: Azure) -> str:
-    """Where the connectors of the configured location are."""
+    """The path of the connectors at the configured location."""
     subscription, location = quote(azure.subscription_id, ""), quote(azure.location, "")
     return f"/subscriptions/{subscription}/providers/Microsoft.Web/locations/{location}/managedApis"
 
 
 def listing_location(azure: Azure) -> str:
-    """Names the group a listing is of: another one makes a kept listing useless."""
+    """The address of the group; a kept listing of another address is useless."""
     return f"{azure.endpoint.rstrip('/')}{connections_path(azure)}"
 
 
 def resource_id(azure: Azure, name: str, settings: ArmConnection) -> str:
-    """The connection's resource: the one that is named, else that of its own name in the group."""
+    """The id of the connection's resource: as configured, else by its own name in the group."""
     id_ = settings.resource_id or f"{connections_path(azure)}/{name}"
     if not is_id(id_) or not _CONNECTION.search(id_):
         raise Fixable("connection_invalid", "resource_id is not the id of a connection in Azure")
@@ -289,7 +289,7 @@ def resource_id(azure: Azure, name: str, settings: ArmConnection) -> str:
 
 
 def api_id(azure: Azure, api: str) -> str:
-    """The connector's resource: managed ones go by their name, custom ones by their whole id."""
+    """The connector's id: managed ones are given by name, custom ones by their whole id."""
     id_ = api if api.startswith("/") else f"{apis_path(azure)}/{api}"
     if not is_id(id_) or not _API.search(id_):
         raise Fixable("invalid_arguments", f"{api[:64]!r} is not the name of a managed API")
@@ -305,52 +305,52 @@ def read_listing(raw: bytes) -> list[Resource]:
     return [Resource(**entry) for entry in orjson.loads(raw)]
 
 
-def _kept(resource: Resource) -> dict[str, str]:
-    """What a listing is about; how a connection is, its own definition says."""
+def _listing_entry(resource: Resource) -> dict[str, str]:
+    """A resource as a listing keeps it; its status is part of its own definition."""
     names = ("id", "name", "display_name", "api_id", "api_name")
     return {name: getattr(resource, name) for name in names}
 
 
 def _api_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     """A connector as a list shows it: a thousand of them are kept for a while."""
-    name = _words(entry, "name") or _words(entry, "properties/name")
+    name = _short_text(entry, "name") or _short_text(entry, "properties/name")
     about = walk(entry, "properties/generalInformation")
-    shown = {"name": name, "display_name": _words(about, "displayName") or name}
-    return {**shown, "description": _words(about, "description")}
+    row = {"name": name, "display_name": _short_text(about, "displayName") or name}
+    return {**row, "description": _short_text(about, "description")}
 
 
 def _api_parameters(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a connection to a connector needs to be told."""
+    """The parameters that a connection to a connector needs."""
     return [
         {
             "name": name,
-            "type": _words(given, "type"),
-            "display_name": _words(given, "uiDefinition/displayName") or name,
-            "description": _words(given, "uiDefinition/description"),
-            "required": str(walk(given, "uiDefinition/constraints/required")).lower() == "true",
+            "type": _short_text(parameter, "type"),
+            "display_name": _short_text(parameter, "uiDefinition/displayName") or name,
+            "description": _short_text(parameter, "uiDefinition/description"),
+            "required": str(walk(parameter, "uiDefinition/constraints/required")).lower() == "true",
         }
-        for name, given in mapping(walk(entry, "properties/connectionParameters")).items()
+        for name, parameter in mapping(walk(entry, "properties/connectionParameters")).items()
     ]
 
 
 def _operation_row(entry: Mapping[str, Any]) -> dict[str, Any]:
-    words = {key: _words(entry, f"properties/{key}") for key in ("summary", "description")}
-    return {"name": _words(entry, "name"), **words}
+    words = {key: _short_text(entry, f"properties/{key}") for key in ("summary", "description")}
+    return {"name": _short_text(entry, "name"), **words}
 
 
-def _words(entry: Any, path: str) -> str:
+def _short_text(entry: Any, path: str) -> str:
     return cut(visible(text_of(walk(entry, path))).strip(), limits.SUMMARY_CHARS)
 
 
 def _body(
-    azure: Azure, api: str, shown: str, settings: ArmConnection, known: dict[str, Any]
+    azure: Azure, api: str, label: str, settings: ArmConnection, entry: dict[str, Any]
 ) -> dict[str, Any]:
-    """What is put; of a resource that is there, what is not ours to say stays."""
-    properties: dict[str, Any] = {"displayName": shown, "api": {"id": api}}
+    """The body of a put; an existing resource keeps its location, kind and tags."""
+    properties: dict[str, Any] = {"displayName": label, "api": {"id": api}}
     if settings.parameter_values:
         properties["parameterValues"] = settings.parameter_values
-    kept: dict[str, Any] = {key: known[key] for key in ("kind", "tags") if key in known}
-    return {"location": known.get("location") or azure.location, **kept, "properties": properties}
+    extras: dict[str, Any] = {key: entry[key] for key in ("kind", "tags") if key in entry}
+    return {"location": entry.get("location") or azure.location, **extras, "properties": properties}
 
 
 def _first_link(answer: Any) -> str | None:
@@ -359,6 +359,6 @@ def _first_link(answer: Any) -> str | None:
     return next((link for link in links if link.startswith(("https://", "http://"))), None)
 
 
-def _consent(id_: str) -> str:
+def _consent_key(id_: str) -> str:
     """The name that a resource's link to sign in is remembered by."""
     return f"{id_.lower()} consent"

@@ -1,4 +1,4 @@
-"""What a definition says of looking an input up: read, turned into calls, read off answers. Pure.
+"""A definition's rules for looking an input up: reading them, their calls, their answers. Pure.
 
 Microsoft's connectors say it in several ways: `x-ms-dynamic-values` and `-list` for one list,
 `-tree` and the capability file-picker for folders, `-schema` and `-properties` for the shape of a
@@ -28,7 +28,7 @@ from gateway.openapi.document import mapping, text_of
 from gateway.outbound.client import locate
 
 MISSING = object()
-# Where a rule says the list is, and in an item of it the value, its title, whether it is a folder.
+# Keys of a rule: the list's path, and in an item the value's, its title's and the folder mark's.
 _OLD = ("value-collection", "value-path", "value-title", "")
 _NEW = ("itemsPath", "itemValuePath", "itemTitlePath", "itemIsParent")
 _EQUALS = re.compile(r"\(?\s*([\w/.@$-]+)\s+eq\s+('?)([^')]*)\2\s*\)?", re.IGNORECASE)
@@ -36,7 +36,7 @@ _EQUALS = re.compile(r"\(?\s*([\w/.@$-]+)\s+eq\s+('?)([^')]*)\2\s*\)?", re.IGNOR
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """An argument the definition itself gives."""
+    """An argument whose value the definition itself gives."""
 
     value: Any
 
@@ -49,13 +49,13 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class FolderPart:
     """An argument that is part of the folder that was chosen."""
 
     path: str
 
 
-Argument = Literal | Reference | Selected
+Argument = Literal | Reference | FolderPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +81,23 @@ class Rule:
 
 
 def values_rule(name: str, rules: Mapping[str, Any]) -> Rule:
-    """The rule for an input's values; raises Fixable where there is none that can be followed."""
+    """The rule for an input's values; raises Fixable where no rule can be followed."""
     old = mapping(rules.get("x-ms-dynamic-values"))
     if tree := mapping(rules.get("x-ms-dynamic-tree")):
-        return _tree(tree)
+        return _tree_rule(tree)
     if new := mapping(rules.get("x-ms-dynamic-list")):
         return Rule(_step(new, _NEW))
     if capability := old.get("capability"):
         picker = mapping(mapping(rules.get("x-ms-capabilities")).get(capability))
         if picker:
-            return _picker(old, picker)
+            return _picker_rule(old, picker)
     if built_in := old.get("builtInOperation"):
         raise Fixable(
             "invalid_arguments",
             f"{name} is looked up in Microsoft's directory ({built_in}), which is not connected",
             "Give the value itself: an e-mail address or an id.",
         )
-    return Rule(_checked(name, _step(old, _OLD)))
+    return Rule(_check_step(name, _step(old, _OLD)))
 
 
 def schema_step(name: str, rules: Mapping[str, Any]) -> Step | None:
@@ -105,28 +105,28 @@ def schema_step(name: str, rules: Mapping[str, Any]) -> Step | None:
     forms = (("x-ms-dynamic-properties", _NEW), ("x-ms-dynamic-schema", _OLD))
     for form, keys in forms:
         if rule := mapping(rules.get(form)):
-            step = _checked(name, _step(rule, keys))
+            step = _check_step(name, _step(rule, keys))
             return replace(step, items=step.value)
     return None
 
 
-def _tree(tree: Mapping[str, Any]) -> Rule:
+def _tree_rule(tree: Mapping[str, Any]) -> Rule:
     settings, browse = mapping(tree.get("settings")), mapping(tree.get("browse"))
     return Rule(
-        _checked("it", _step(mapping(tree.get("open")), _NEW)),
+        _check_step("it", _step(mapping(tree.get("open")), _NEW)),
         _step(browse, _NEW) if browse else None,
         settings.get("canSelectParentNodes") is not False,
         settings.get("canSelectLeafNodes") is not False,
     )
 
 
-def _picker(rule: Mapping[str, Any], picker: Mapping[str, Any]) -> Rule:
-    """A file-picker is one for the whole document; what it asks for, each input's rule may give."""
-    given = mapping(rule.get("parameters"))
+def _picker_rule(rule: Mapping[str, Any], picker: Mapping[str, Any]) -> Rule:
+    """A file-picker serves the whole document; each input's rule may give its parameters."""
+    own = mapping(rule.get("parameters"))
 
     def step(entry: Mapping[str, Any]) -> Step:
         arguments = {
-            name: _argument(given.get(text_of(mapping(value).get("parameter")), value))
+            name: _argument(own.get(text_of(mapping(value).get("parameter")), value))
             for name, value in mapping(entry.get("parameters")).items()
         }
         return Step(
@@ -139,8 +139,8 @@ def _picker(rule: Mapping[str, Any], picker: Mapping[str, Any]) -> Rule:
         )
 
     browse = mapping(picker.get("browse"))
-    folders = given.get("isFolder") is True
-    first = _checked("it", step(mapping(picker.get("open"))))
+    folders = own.get("isFolder") is True
+    first = _check_step("it", step(mapping(picker.get("open"))))
     return Rule(first, step(browse) if browse else None, folders, not folders)
 
 
@@ -150,7 +150,7 @@ def _step(rule: Mapping[str, Any], keys: Sequence[str]) -> Step:
     return Step(text_of(rule.get("operationId")), arguments, items, value, title or value, parent)
 
 
-def _checked(name: str, step: Step) -> Step:
+def _check_step(name: str, step: Step) -> Step:
     if not step.operation:
         raise Fixable(
             "invalid_arguments",
@@ -167,7 +167,7 @@ def _argument(value: Any) -> Argument:
             return Reference(tuple(part for part in entry[key].split("/") if part))
     for key in ("selectedItemValuePath", "value-property"):
         if isinstance(entry.get(key), str):
-            return Selected(entry[key])
+            return FolderPart(entry[key])
     return Literal(entry.get("value", value))
 
 
@@ -175,8 +175,8 @@ def _argument(value: Any) -> Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the caller knows of a tool's inputs, by their names there, and what we fill in."""
+class KnownInputs:
+    """The inputs of a tool that the caller has given, and those that the gateway fills in."""
 
     tool: Tool
     values: Mapping[str, Any]
@@ -186,13 +186,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool to be called, and what with."""
+    """A tool to be called, and its arguments."""
 
     tool: Tool
     arguments: Mapping[str, Any]
 
 
-def call_of(step: Step, target: Tool, known: Known, wanted: str) -> Call:
+def call_of(step: Step, target: Tool, inputs: KnownInputs, input_name: str) -> Call:
     """The call that a step makes; raises Fixable for what must be known first."""
     assert target.http is not None
     required = orjson.loads(target.input_schema).get("required", ())
@@ -201,34 +201,34 @@ def call_of(step: Step, target: Tool, known: Known, wanted: str) -> Call:
     missing: list[str] = []
     for name, argument in step.arguments.items():
         place = _place(target.http, tuple(part for part in name.split("/") if part))
-        value = _value(argument, known)
+        value = _argument_value(argument, inputs)
         if value is MISSING:
             if place is not None and place.argument in required:
-                missing.append(_needed(argument, known))
+                missing.append(_input_name(argument, inputs))
         elif place is not None and value is not None:
-            _put(arguments, fixed, place, value)
+            _put_value(arguments, fixed, place, value)
     if missing:
-        raise _unknown(known.tool, wanted, missing)
+        raise _missing_inputs(inputs.tool, input_name, missing)
     return Call(_with_fixed(target, fixed), arguments)
 
 
-def _value(argument: Argument, known: Known) -> Any:
+def _argument_value(argument: Argument, inputs: KnownInputs) -> Any:
     if isinstance(argument, Literal):
         return argument.value
     if isinstance(argument, Reference):
-        return _input(known, argument.path)
-    if isinstance(known.node, dict):  # as we gave it out: the path is its key
-        return known.node.get(argument.path, walk(known.node, argument.path))
-    return MISSING if known.node is None else known.node
+        return _input_value(inputs, argument.path)
+    if isinstance(inputs.node, dict):  # as `entry_of` made it: the path is its key
+        return inputs.node.get(argument.path, walk(inputs.node, argument.path))
+    return MISSING if inputs.node is None else inputs.node
 
 
-def _input(known: Known, path: Sequence[str]) -> Any:
+def _input_value(inputs: KnownInputs, path: Sequence[str]) -> Any:
     """The value of an input that a rule names, from wherever it is known."""
-    assert known.tool.http is not None
-    place = _place(known.tool.http, path)
+    assert inputs.tool.http is not None
+    place = _place(inputs.tool.http, path)
     if place is None:
-        return walk(known.values, path)
-    value = {**known.injected, **known.values}.get(place.argument or "", place.constant)
+        return walk(inputs.values, path)
+    value = {**inputs.injected, **inputs.values}.get(place.argument or "", place.constant)
     return MISSING if value is None else walk(value, place.rest)
 
 
@@ -243,7 +243,7 @@ class _Place:
 
 
 def _place(http: HttpOperation, path: Sequence[str]) -> _Place | None:
-    """The place a rule's name means: a parameter, or a property of the body by whatever name."""
+    """The place that a rule's name means: a parameter, or a property of the body."""
     if not path:
         return None
     name, *rest = path
@@ -255,14 +255,14 @@ def _place(http: HttpOperation, path: Sequence[str]) -> _Place | None:
         return None
     if body.whole is not None:
         return _Place("", body.whole, rest=tuple(rest))
-    for wanted, inner in ((rest[:1], rest[1:]), ([name], rest)):
-        for each in body.fields:
-            if [each.name] == wanted:
-                return _Place(each.name, each.argument, rest=tuple(inner))
+    for names, inner in ((rest[:1], rest[1:]), ([name], rest)):
+        for part in body.fields:
+            if [part.name] == names:
+                return _Place(part.name, part.argument, rest=tuple(inner))
     return None
 
 
-def _put(arguments: dict[str, Any], fixed: dict[str, Any], place: _Place, value: Any) -> None:
+def _put_value(arguments: dict[str, Any], fixed: dict[str, Any], place: _Place, value: Any) -> None:
     if place.argument is None:
         fixed[place.name] = value
         return
@@ -273,7 +273,7 @@ def _put(arguments: dict[str, Any], fixed: dict[str, Any], place: _Place, value:
 
 
 def _with_fixed(tool: Tool, fixed: Mapping[str, Any]) -> Tool:
-    """The tool with other values for what its callers are not asked for."""
+    """The tool with these values for the parameters that its callers can't give."""
     if not fixed or tool.http is None:
         return tool
     parameters = tuple(
@@ -285,70 +285,70 @@ def _with_fixed(tool: Tool, fixed: Mapping[str, Any]) -> Tool:
     return replace(tool, http=replace(tool.http, parameters=parameters))
 
 
-def _needed(argument: Argument, known: Known) -> str:
+def _input_name(argument: Argument, inputs: KnownInputs) -> str:
     """The tool's own name for the input that an argument comes from."""
     if not isinstance(argument, Reference):
         return "the folder to open"
-    assert known.tool.http is not None
-    place = _place(known.tool.http, argument.path) or _Place("", None)
+    assert inputs.tool.http is not None
+    place = _place(inputs.tool.http, argument.path) or _Place("", None)
     return "/".join((place.argument or argument.path[-1], *place.rest))
 
 
-def _unknown(tool: Tool, wanted: str, missing: Sequence[str]) -> Fixable:
-    needed = list(dict.fromkeys(missing))
+def _missing_inputs(tool: Tool, input_name: str, missing: Sequence[str]) -> Fixable:
+    names = list(dict.fromkeys(missing))
     rules = orjson.loads(tool.lookups)
-    listed = [name for name in needed if name.partition("/")[0] in rules]
-    hint = f"Look up {listed[0]} first, or give it." if listed else "Give them in `known`."
-    words = f"to look up {wanted or 'the schema'}, `known` must hold {', '.join(needed)}"
-    return Fixable("invalid_arguments", words, hint, needed=needed)
+    with_rules = [name for name in names if name.partition("/")[0] in rules]
+    hint = f"Look up {with_rules[0]} first, or give it." if with_rules else "Give them in `known`."
+    words = f"to look up {input_name or 'the schema'}, `known` must hold {', '.join(names)}"
+    return Fixable("invalid_arguments", words, hint, needed=names)
 
 
 # --- reading an answer ----------------------------------------------------------------------------
 
 
 def items_of(answer: Any, path: str) -> Sequence[Any]:
-    """The list a step speaks of; where it is not there, the first list the answer has."""
-    found = walk(answer, path)
-    if isinstance(found, list):
-        return found
-    inside = found if isinstance(found, Mapping) else answer
+    """The list at the step's path; where there is none, the first list of the answer."""
+    part = walk(answer, path)
+    if isinstance(part, list):
+        return part
+    inside = part if isinstance(part, Mapping) else answer
     values = inside.values() if isinstance(inside, Mapping) else ()
     return next((value for value in values if isinstance(value, list)), ())
 
 
 def entry_of(item: Any, step: Step, rule: Rule) -> dict[str, Any] | None:
-    """One value as it is shown; None where the item has none."""
+    """A value as a look-up lists it; None where the item has none."""
     value = walk(item, step.value) if isinstance(item, Mapping) else item
     if value is MISSING or value is None:
         return None
     title = walk(item, step.title) if isinstance(item, Mapping) else item
-    shown = str(value) if title in (MISSING, None) or isinstance(title, (dict, list)) else title
-    entry: dict[str, Any] = {"value": value, "title": str(shown)}
+    label = str(value) if title in (MISSING, None) or isinstance(title, (dict, list)) else title
+    entry: dict[str, Any] = {"value": value, "title": str(label)}
     if rule.below is None:
         return entry
-    parent = is_parent(item, step.is_parent)
-    if parent:
-        wanted = [a.path for a in rule.below.arguments.values() if isinstance(a, Selected)]
-        entry |= {"folder": True, "node": {path: walk(item, path) for path in wanted}}
-    if not (rule.parents if parent else rule.leaves):
+    is_folder = is_parent(item, step.is_parent)
+    if is_folder:
+        paths = [a.path for a in rule.below.arguments.values() if isinstance(a, FolderPart)]
+        entry |= {"folder": True, "node": {path: walk(item, path) for path in paths}}
+    if not (rule.parents if is_folder else rule.leaves):
         entry["selectable"] = False
     return entry
 
 
-def is_parent(item: Any, said: str) -> bool:
-    """Whether an item is a folder, as a property's name or `(IsFolder eq true)` says."""
-    if not said:
+def is_parent(item: Any, condition: str) -> bool:
+    """Whether an item is a folder; the condition is a property or `(IsFolder eq true)`."""
+    if not condition:
         return False
-    found = _EQUALS.fullmatch(said.strip())
-    if found is None:
-        return walk(item, said) is True
-    value = walk(item, found[1])
-    shown = str(value).lower() if isinstance(value, bool) else str(value)
-    return shown == (found[3].lower() if isinstance(value, bool) else found[3])
+    equation = _EQUALS.fullmatch(condition.strip())
+    if equation is None:
+        return walk(item, condition) is True
+    value = walk(item, equation[1])
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text == (equation[3].lower() if isinstance(value, bool) else equation[3])
 
 
 def walk(value: Any, path: str | Sequence[str]) -> Any:
-    """What is at this path, or MISSING."""
+    """The value at this path, or MISSING."""
     parts = [part for part in path.split("/") if part] if isinstance(path, str) else path
     for part in parts:
         if isinstance(value, Mapping) and part in value:
@@ -361,7 +361,7 @@ def walk(value: Any, path: str | Sequence[str]) -> Any:
 
 
 def fill_in(schema: dict[str, Any], argument: str, found: dict[str, Any]) -> None:
-    """Puts a schema that was looked up in its place; of a body taken apart, in its properties'."""
+    """Puts a looked-up schema in place of an argument's, or of the body's properties."""
     inner = _as_schema(found)
     properties = schema.setdefault("properties", {})
     if argument:
@@ -382,37 +382,37 @@ def _as_schema(found: dict[str, Any]) -> dict[str, Any]:
     is_schema = isinstance(found.get("type"), (str, list)) or any(
         isinstance(found.get(key), (dict, list)) for key in ("properties", "items", "allOf")
     )
-    plain = _clean(found if is_schema else {"type": "object", "properties": found}, 0)
+    plain = _clean_schema(found if is_schema else {"type": "object", "properties": found}, 0)
     assert isinstance(plain, dict)
     return plain
 
 
-def _clean(value: Any, depth: int) -> Any:
-    """Without references, which lead nowhere here, and without a designer's marks."""
+def _clean_schema(value: Any, depth: int) -> Any:
+    """The schema without references, which lead nowhere here, and without `x-ms-` keys."""
     if depth > LOOKED_UP_DEPTH:
         return {}
     if isinstance(value, list):
-        return [_clean(item, depth + 1) for item in value]
+        return [_clean_schema(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {
-        key: _clean(item, depth + 1)
+    schema = {
+        key: _clean_schema(item, depth + 1)
         for key, item in value.items()
         if not key.startswith("x-ms-") and key != "$ref" and item is not None
     }
     summary = value.get("x-ms-summary")
     if isinstance(summary, str) and summary:
-        kept.setdefault("title", summary)
-    if not isinstance(kept.get("required", []), list):
-        del kept["required"]
-    return kept
+        schema.setdefault("title", summary)
+    if not isinstance(schema.get("required", []), list):
+        del schema["required"]
+    return schema
 
 
 # --- the next page --------------------------------------------------------------------------------
 
 
 def next_link(answer: Any) -> str:
-    """Where an answer says that it goes on."""
+    """The link to the next page that an answer gives; empty without one."""
     for name in ("nextLink", "@odata.nextLink", "odata.nextLink", "@nextLink"):
         link = answer.get(name) if isinstance(answer, Mapping) else None
         if isinstance(link, str) and link:
@@ -420,10 +420,10 @@ def next_link(answer: Any) -> str:
     return ""
 
 
-def following(tool: Tool, link: str, build: Build | None) -> Call | None:
+def next_page(tool: Tool, link: str, build: Build | None) -> Call | None:
     """The call that reads the next page; None where the link leads somewhere else.
 
-    A link is an API's word, not ours: it becomes a request under the connection's own base URL
+    A link is not trusted: it becomes a request under the connection's own base URL
     again, checked like any other, or it is not followed.
     """
     http = tool.http
@@ -440,15 +440,15 @@ def following(tool: Tool, link: str, build: Build | None) -> Call | None:
         for name, value in parse_qsl(urlsplit(link).query, keep_blank_values=True)
     )
     headers = tuple(p for p in http.parameters if p.place == "header" and p.argument is None)
-    onward = replace(http, path=path, parameters=query + headers, body=None)
+    page = replace(http, path=path, parameters=query + headers, body=None)
     # Its arguments are all in the link, so it is not checked against the tool's own schema.
     fingerprint = digest(f"{tool.fingerprint} next".encode())
-    paged = replace(tool, http=onward, input_schema=b'{"type":"object"}', fingerprint=fingerprint)
-    return Call(paged, {})
+    next_tool = replace(tool, http=page, input_schema=b'{"type":"object"}', fingerprint=fingerprint)
+    return Call(next_tool, {})
 
 
 def _path_below(base: str, link: str) -> str | None:
-    """What follows the base in a link to the same host."""
+    """The rest of a link's path below the base on the same host; else None."""
     prefix = urlsplit(base).path.rstrip("/") + "/"
     try:
         is_here = locate(base).origin() == locate(link).origin()

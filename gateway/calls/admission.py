@@ -1,15 +1,15 @@
 """How much may go out, and when it is better to wait: refused at once, or after a short queue.
 
-    rate        so many requests in any window, per connection and principal, or per connection
-    slots       so many calls at the same time, overall and per connection, with a short queue
+    rate        bounds requests in any window, per connection and principal, or per connection
+    slots       bounds calls at the same time, overall and per connection, with a short queue
     circuit     a connection that keeps failing is left alone, then tried with a single call
-    pause       an API that said `Retry-After` is not asked before
+    pause       an API that said `Retry-After` is not called before then
     retry       a read that never left is repeated once, unless the call before it failed too
-    large       few answers larger than most are held at the same time; the others are cut
+    large       a few large answers are in memory at the same time; further ones are cut
     running     calls that no request carries, few at a time for each principal
     failures    wrong tokens and unknown names, from one source and in all, within a minute
 
-Where several processes share a store, rates are counted in it; all else is per process and bounded.
+Where processes share a store, rates are counted in it; all else is per process and bounded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from gateway.outbound.content import Room
 from gateway.store.cluster import take_of_window
 from gateway.store.database import Database
 
-CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
+CANCEL = "cancel"  # the signal, with the execution's id; also the message when a caller cancels
 Clock = Callable[[], float]
-_OF_THE_CALL = ("upstream_error", "sign_in_required")  # failures that say nothing of the API
+_CALL_FAILURES = ("upstream_error", "sign_in_required")  # failures that say nothing of the API
 
 
 class Admission:
@@ -47,13 +47,13 @@ class Admission:
         self,
         max_concurrent_calls: int = 256,
         *,
-        shared: Database | None = None,
+        shared_db: Database | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._shared = shared
+        self._shared_db = shared_db
         self._clock = clock
         self._overall = Slots(max_concurrent_calls, "The gateway")
-        self._large = asyncio.Semaphore(limits.LARGE_ANSWERS)
+        self._large_answers = asyncio.Semaphore(limits.LARGE_ANSWERS)
         self._circuits: dict[str, ApiHealth] = {}
         self._windows = Throttle(clock)
 
@@ -62,88 +62,88 @@ class Admission:
         self._overall.resize(max_concurrent_calls)
 
     async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> ApiHealth:
-        """What a request passes through, once it is counted against the rate limit, or refused."""
+        """The health that a request passes through; refuses where the rate limit is used up."""
         if limit is not None:
             await self._count(connection, principal, limit)
         return self.call(connection, principal, limit)
 
     async def _count(self, connection: str, principal: str, limit: RateLimit) -> None:
-        whose = "" if limit.per == "connection" else principal
-        key, requests, seconds = f"{connection}\0{whose}", limit.requests, limit.window_seconds
-        if self._shared is None:
+        owner = "" if limit.per == "connection" else principal
+        key, requests, seconds = f"{connection}\0{owner}", limit.requests, limit.window_seconds
+        if self._shared_db is None:
             wait = self._windows.wait_for(key, requests, seconds)
         else:
             wait = await take_of_window(
-                self._shared, key, requests=requests, seconds=seconds, now=time.time()
+                self._shared_db, key, requests=requests, seconds=seconds, now=time.time()
             )
         if wait > 0:
-            raise _later("rate_limited", f"More than {requests} requests in {seconds:g} s.", wait)
-        if self._shared is None:
+            raise _refusal("rate_limited", f"More than {requests} requests in {seconds:g} s.", wait)
+        if self._shared_db is None:
             self._windows.count(key, seconds)
 
     def call(
         self, connection: str, principal: str = "", limit: RateLimit | None = None
     ) -> ApiHealth:
-        """What a call of the connection passes through, as a block."""
-        alone = limit is not None and limit.per == "user"
-        circuit = f"{connection} {principal}" if alone else connection
+        """The health of a connection: each call runs as its block."""
+        is_per_user = limit is not None and limit.per == "user"
+        circuit = f"{connection} {principal}" if is_per_user else connection
         health = self._circuits.get(circuit)
         if health is None:
-            if len(self._circuits) >= limits.MAX_REMEMBERED:  # of many people: found out again
+            if len(self._circuits) >= limits.MAX_REMEMBERED:  # of many people: learnt again
                 self._circuits.clear()
             slots = Slots(limits.CALLS_PER_CONNECTION, "The connection")
             health = self._circuits[circuit] = ApiHealth(self._clock, slots, self._overall)
         return health
 
-    def large(self, connection: str, more_than: int = 0) -> Room:
-        """Room for one answer that may turn out larger than most, to be kept while it is held.
+    def room_for_large(self, connection: str, more_than: int = 0) -> Room:
+        """Room for one answer that may turn out large, to be kept as long as the answer.
 
-        A connection holds one large answer at a time, all together a few.
+        A connection has one large answer at a time, all connections together a few.
         """
-        free = (self.call(connection).large, self._large)
-        return Room(max(limits.LARGE_BYTES, more_than), free)
+        semaphores = (self.call(connection).large_answers, self._large_answers)
+        return Room(max(limits.LARGE_BYTES, more_than), semaphores)
 
 
 @dataclass(slots=True)
 class ApiHealth:
-    """What is known of one connection: how its last calls fared.
+    """The health of one connection: how its last calls fared.
 
-    Each call is a block. The sender notes the answer; an error that says that none came counts as a
-    failure. Any other end counts for nothing.
+    Each call is a block. The sender notes the answer; an error that says that no answer came counts
+    as a failure. Any other end counts for nothing.
     """
 
     clock: Clock
     slots: Slots
     overall: Slots
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    large_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     failures: int = 0
     open_until: float = 0.0
     paused_until: float = 0.0
 
     async def __aenter__(self) -> ApiHealth:
         self.check_rest()  # before queueing as well: a refusal need not wait
-        taken = []
+        taken_slots = []
         try:
             for slots in (self.slots, self.overall):
                 await slots.take()
-                taken.append(slots)
+                taken_slots.append(slots)
             self.check_rest()
         except BaseException:
-            for slots in taken:
+            for slots in taken_slots:
                 slots.free()
             raise
         if self.failures >= limits.FAILURES_TO_OPEN:
-            self.open_until = self.clock() + limits.OPEN_SECONDS  # this one tries; others wait
+            self.open_until = self.clock() + limits.OPEN_SECONDS  # this call tries; others wait
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        if isinstance(error, UpstreamFailed) and error.code not in _OF_THE_CALL:
+        if isinstance(error, UpstreamFailed) and error.code not in _CALL_FAILURES:
             self.note_failure()
         self.slots.free()
         self.overall.free()
 
     def note_answer(self, status: int, retry_after: str | None = None) -> None:
-        """Notes an answer: a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
+        """Notes an answer: a 5xx is a failure, and `Retry-After` of a 429 or 503 is obeyed."""
         seconds = retry_after_seconds(retry_after) if status in (429, 503) else None
         if seconds is not None:
             self.paused_until = max(self.paused_until, self.clock() + seconds)
@@ -153,7 +153,7 @@ class ApiHealth:
             self.failures = 0
 
     def note_failure(self) -> None:
-        """Notes that no answer came, or one that says the API is broken."""
+        """Notes that no answer came, or an answer that says the API is broken."""
         self.failures += 1
         self.open_until = self.clock() + limits.OPEN_SECONDS
 
@@ -167,29 +167,29 @@ class ApiHealth:
         now = self.clock()
         if now < self.paused_until:
             pause = self.paused_until - now
-            raise _later("rate_limited", "The API asked to be left alone for a while.", pause)
+            raise _refusal("rate_limited", "The API asked to be left alone for a while.", pause)
         if now < self.open_until and self.failures >= limits.FAILURES_TO_OPEN:
             wait = self.open_until - now
-            raise _later("circuit_open", "The API has failed several times in a row.", wait)
+            raise _refusal("circuit_open", "The API has failed several times in a row.", wait)
 
 
 class Slots:
     """Lets `limit` calls run at a time; a few more wait their turn, in order and not for long."""
 
     def __init__(self, limit: int, owner: str) -> None:
-        self._limit = self._left = limit
+        self._limit = self._free_slots = limit
         self._owner = owner
         self._turns: deque[asyncio.Future[None]] = deque()
 
     def resize(self, limit: int) -> None:
         """Takes over a new bound."""
-        self._left += limit - self._limit
+        self._free_slots += limit - self._limit
         self._limit = limit
 
     async def take(self) -> None:
-        """Takes a slot, which the caller must free; raises `busy` where none comes free in time."""
-        self._left -= 1
-        if self._left >= 0:
+        """Takes a slot, which the caller must free; raises `busy` if no slot comes free in time."""
+        self._free_slots -= 1
+        if self._free_slots >= 0:
             return
         turn = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
@@ -201,17 +201,17 @@ class Slots:
         except BaseException as error:
             if turn in self._turns:
                 self._turns.remove(turn)
-                self._left += 1
+                self._free_slots += 1
             else:
                 self.free()  # its turn came in the same moment
             if isinstance(error, TimeoutError):
-                raise _later("busy", f"{self._owner} has its hands full.", 1.0) from None
+                raise _refusal("busy", f"{self._owner} has its hands full.", 1.0) from None
             raise
 
     def free(self) -> None:
         """Gives a slot back, to the call that waits longest if there is one."""
-        self._left += 1
-        if self._turns and self._left > -len(self._turns):
+        self._free_slots += 1
+        if self._turns and self._free_slots > -len(self._turns):
             turn = self._turns.popleft()
             if not turn.done():
                 turn.set_result(None)
@@ -231,7 +231,7 @@ def retry_after_seconds(value: str | None, now: datetime | None = None) -> float
     return min(max(seconds, 0.0), limits.LONGEST_PAUSE_SECONDS)
 
 
-def _later(code: str, message: str, seconds: float) -> Overloaded:
+def _refusal(code: str, message: str, seconds: float) -> Overloaded:
     wait = max(1, math.ceil(seconds))
     return Overloaded(code, message, f"Try again in {wait} s.", retry_after=wait)
 
@@ -240,15 +240,15 @@ class Running:
     """The calls of this process that no request carries, and the work that other calls left.
 
     A write runs in a task of its own: once begun it is finished and recorded, whether or not its
-    caller is still there; a caller who says so stops it.
+    caller is still there; a caller that cancels it stops it.
     """
 
     def __init__(self) -> None:
-        # With the execution, and who is to have few of them.
+        # Each with its execution's id, and the owner whose calls are counted.
         self._tasks: dict[asyncio.Task[Any], tuple[str, object]] = {}
 
     async def finish(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
-        """Gives what the work gives. A caller who leaves does not stop it, one who cancels does."""
+        """The result of the work. A caller that leaves does not stop it; one that cancels does."""
         task = self.start(work, id)
         try:
             result: Result = await asyncio.shield(task)
@@ -260,7 +260,7 @@ class Running:
 
     def count(self, owner: object) -> int:
         """How many calls run for this owner."""
-        return sum(whose == owner for _, whose in self._tasks.values())
+        return sum(task_owner == owner for _, task_owner in self._tasks.values())
 
     def start(
         self, work: Coroutine[Any, Any, Any], id: str = "", owner: object = None
@@ -276,10 +276,10 @@ class Running:
         return [task for task, (of, _) in self._tasks.items() if id and of == id and task.cancel()]
 
     async def drain(self, seconds: float) -> None:
-        """Waits until no call runs any more, at most so many seconds."""
+        """Waits until no call runs any more, for at most this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._tasks:  # one may begin another
+                while self._tasks:  # a call may begin another
                     await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
@@ -291,14 +291,14 @@ class Running:
     def _end(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[task]
         if not task.cancelled():
-            task.exception()  # whoever waits has it; nobody may have to
+            task.exception()  # reads the error: asyncio complains of an error that nobody read
 
 
 class Throttle:
-    """Counts what happened within the last seconds, by key.
+    """Counts events within the last seconds, by key.
 
-    Wrong attempts are bounded within a minute: from one source (an address, a principal), and all.
-    The first ones are looked at; those beyond wait until the oldest is a minute ago.
+    Wrong attempts are bounded within a minute: from one source (an address, a principal), and
+    from all. Attempts beyond the bound wait until the oldest counted attempt is a minute ago.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -318,11 +318,11 @@ class Throttle:
         times.append(now)
 
     def wait(self, source: str) -> float:
-        """Seconds until the next attempt is looked at; 0: now."""
+        """Seconds until the next attempt of this source is looked at; 0: now."""
         bounds = (("all", limits.ALL_FAILURES_A_MINUTE), (f"of {source}", limits.FAILURES_A_MINUTE))
         return max(self.wait_for(key, bound, 60.0) for key, bound in bounds)
 
-    def failed(self, source: str) -> None:
+    def count_failure(self, source: str) -> None:
         """Counts a wrong attempt."""
         for key in ("all", f"of {source}"):
             self.count(key, 60.0)

@@ -1,10 +1,10 @@
 """What an API answered becomes what a model reads.
 
-JSON is both text and structure, images and audio are themselves, other files are embedded, and an
+JSON is both text and structure, images and audio stay as they are, other files are embedded, and an
 answer over the bound is a preview and the promise of the rest. Headers that say how to go on are
-told too. A status of 300 or more is an error with the words the API itself found for it. An answer
+shown too. A status of 300 or more is an error with the API's own words for it. An answer
 that strays from its own content type is shown as what it turns out to be; nothing here fails.
-Answers are read in UTF-8, whatever they came in: only then can they be searched for secrets.
+Answers are put into UTF-8, whatever their charset: only then can they be searched for secrets.
 
 The rest of a large answer is read in parts. A JSON pointer leads to a part of it: of an array,
 offset and limit count items, elsewhere characters of the text. Each part is bounded too, and a
@@ -52,10 +52,10 @@ from gateway.outbound.content import (
     text_or_base64,
 )
 
-if TYPE_CHECKING:  # where parts are read, in a worker process, there is nothing to be sent
+if TYPE_CHECKING:  # a worker process, which reads parts, sends nothing
     from gateway.outbound.client import Answer, Pairs
 
-Kept = tuple[str, bytes]  # the media type and the body of an answer
+WholeAnswer = tuple[str, bytes]  # the media type and the body of an answer
 
 
 def shape(
@@ -64,41 +64,41 @@ def shape(
     max_output_bytes: int,
     result_id: str = "",
     headers_out: tuple[str, ...] = (),
-) -> tuple[Result, Kept | None]:
-    """The answer as a tool's result; and what is to be kept, where it was too large for that.
+) -> tuple[Result, WholeAnswer | None]:
+    """The answer as a tool's result; and the whole answer to keep, where it was too large for that.
 
-    `result_id` is where it will be kept. `headers_out` names headers that are told beside those
-    every caller is told.
+    The whole answer will be kept under `result_id`. `headers_out` names headers that are shown
+    beside those that every caller is shown.
     """
-    answer = _readable(answer, redactor)
+    answer = _make_readable(answer, redactor)
     media_type = answer.header("content-type") or ""
     is_large = answer.truncated or len(answer.body) > max_output_bytes
-    kept = None
+    whole_answer = None
     if answer.status >= 300:
-        result = _error(answer, media_type)
+        result = _error_result(answer, media_type)
     elif not answer.body:
-        said = f"{answer.status} {responses.get(answer.status, '')}: done, without content."
-        result = {"content": [_text(said)], "isError": False}
+        message = f"{answer.status} {responses.get(answer.status, '')}: done, without content."
+        result = {"content": [_text(message)], "isError": False}
     elif is_large:
         result = preview_result(result_id, answer.body, media_type, cut=answer.truncated)
         cut_off = answer.truncated and may_be_json(answer.body, media_type)
-        kept = (CUT_JSON if cut_off else media_type, answer.body)
+        whole_answer = (CUT_JSON if cut_off else media_type, answer.body)
     else:
         result = _whole_result(answer.body, media_type)
-    if told := _told_headers(answer.headers, headers_out):
-        result["_meta"] = {HEADERS_META: told}
+    if headers := _select_headers(answer.headers, headers_out):
+        result["_meta"] = {HEADERS_META: headers}
         if not result["isError"]:
-            result["content"] += [_text(line) for line in _onward(answer.status, told)]
-    return result, kept
+            result["content"] += [_text(line) for line in _next_steps(answer.status, headers)]
+    return result, whole_answer
 
 
-def _readable(answer: Answer, redactor: Redactor) -> Answer:
-    """The same answer with its text in UTF-8, without secrets; the very object where it is so."""
+def _make_readable(answer: Answer, redactor: Redactor) -> Answer:
+    """The answer with its text in UTF-8, without secrets; the same object if nothing changes."""
     headers, body, media_type = answer.headers, answer.body, answer.header("content-type") or ""
     if (charset := charset_of(body, media_type)) is not None:
         kind = media_type.partition(";")[0].strip() or "text/plain"
-        others = tuple(pair for pair in headers if pair[0] != "content-type")
-        headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
+        other_headers = tuple(pair for pair in headers if pair[0] != "content-type")
+        headers = (*other_headers, ("content-type", f"{kind}; charset=utf-8"))
         body = body.decode(charset, "replace").encode("utf-8", "replace")
     headers, body = redactor.pairs(headers), redactor.bytes(body)
     if headers is answer.headers and body is answer.body:
@@ -116,8 +116,8 @@ def _whole_result(body: bytes, media_type: str) -> Result:
         blob = base64.b64encode(body).decode()
         mime_type = kind or "application/octet-stream"
         resource = {"uri": "gateway://answer", "mimeType": mime_type, "blob": blob}
-        said = _text(f"A file of {len(body)} bytes, {mime_type}.")
-        return {"content": [said, {"type": "resource", "resource": resource}], "isError": False}
+        summary = _text(f"A file of {len(body)} bytes, {mime_type}.")
+        return {"content": [summary, {"type": "resource", "resource": resource}], "isError": False}
     result: Result = {"content": [_text(text)], "isError": False}
     if (value := as_json(body, media_type)) is not NOT_JSON:
         result["structuredContent"] = value if isinstance(value, dict) else {"result": value}
@@ -127,16 +127,16 @@ def _whole_result(body: bytes, media_type: str) -> Result:
 def preview_result(
     result_id: str, body: bytes, media_type: str, *, cut: bool = False, chars: int = PREVIEW_CHARS
 ) -> Result:
-    """What a caller gets in place of an answer that is too large to show."""
+    """The result in place of an answer that is too large to show."""
     preview, kind = _preview(body, media_type)[:chars], essence(media_type) or "unknown type"
-    more = " There was more, which the gateway did not read." if cut else ""
-    said = (
-        f"The answer is too large to show: {len(body)} bytes, {kind}.{more} Read it in parts with "
+    note = " There was more, which the gateway did not read." if cut else ""
+    message = (
+        f"The answer is too large to show: {len(body)} bytes, {kind}.{note} Read it in parts with "
         f"read_result and result_id {result_id!r}."
     )
-    shown = {"truncated": True, "bytes": len(body), "result_id": result_id, "preview": preview}
-    text = f"{said} It begins:\n\n{preview}" if preview else said
-    return own_result(text, {**shown, "incomplete": True} if cut else shown)
+    structured = {"truncated": True, "bytes": len(body), "result_id": result_id, "preview": preview}
+    text = f"{message} It begins:\n\n{preview}" if preview else message
+    return own_result(text, {**structured, "incomplete": True} if cut else structured)
 
 
 def _preview(body: bytes, media_type: str) -> str:
@@ -150,7 +150,7 @@ def _preview(body: bytes, media_type: str) -> str:
 
 # --- headers --------------------------------------------------------------------------------------
 
-# Of what is made or being made.
+# Headers with the address of a thing that is made or being made.
 _PLACES = ("location", "operation-location", "azure-asyncoperation")
 _TELLING = re.compile(
     rf"link|etag|retry-after|content-range|{'|'.join(_PLACES)}|.*(rate-?limit|call-limit).*"
@@ -163,26 +163,26 @@ _NEXT_NAME = re.compile(r"(.*[-_])?(next|continuation).*")
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def _is_telling(name: str) -> bool:
-    """Whether a header says how to go on: pages, versions, places, and when to ask again."""
+    """Whether a header says how to go on: pages, versions, places, and when to call again."""
     return _TELLING.fullmatch(name) is not None
 
 
-def _told_headers(pairs: Pairs, more: tuple[str, ...]) -> dict[str, str]:
-    """The headers that a caller may need; one that comes several times is joined."""
-    told: dict[str, str] = {}
+def _select_headers(pairs: Pairs, extra_names: tuple[str, ...]) -> dict[str, str]:
+    """The headers that a caller may need; the values of a repeated header are joined."""
+    headers: dict[str, str] = {}
     for name, value in pairs:
-        if value and (_is_telling(name) or name in more):
-            told[name] = f"{told[name]}, {value}" if name in told else value
-    return told
+        if value and (_is_telling(name) or name in extra_names):
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
-def _onward(status: int, told: Mapping[str, str]) -> Iterator[str]:
-    """What the text says of the headers: where the new thing is, and where the next page."""
+def _next_steps(status: int, headers: Mapping[str, str]) -> Iterator[str]:
+    """Lines of text about the headers: where the new thing is, and where the next page is."""
     if status in (HTTPStatus.CREATED, HTTPStatus.ACCEPTED):
-        yield from (f"{name.title()}: {told[name]}" for name in _PLACES if name in told)
-    links = map(_LINK.match, _LINKS.split(told["link"]) if "link" in told else ())
+        yield from (f"{name.title()}: {headers[name]}" for name in _PLACES if name in headers)
+    links = map(_LINK.match, _LINKS.split(headers["link"]) if "link" in headers else ())
     nexts = [link[1] for link in links if link and "next" in (link[2] or link[3]).lower().split()]
-    nexts += [f"{name} {told[name]}" for name in told if _NEXT_NAME.fullmatch(name)]
+    nexts += [f"{name} {headers[name]}" for name in headers if _NEXT_NAME.fullmatch(name)]
     yield from (f"Next page: {each}" for each in nexts[:1])
 
 
@@ -202,80 +202,80 @@ _HINTS = {  # by status, or by its first digit
 }
 
 
-def _error(answer: Answer, media_type: str) -> Result:
+def _error_result(answer: Answer, media_type: str) -> Result:
     status, body = answer.status, answer.body
-    if len(body) > STEP_BYTES or answer.truncated:  # its words are near the beginning
+    if len(body) > STEP_BYTES or answer.truncated:  # the error's words are near the beginning
         text, value = _preview(body, media_type), NOT_JSON
     else:
         text = as_text(body, media_type) or ""
         value = as_json(body, media_type) if text else NOT_JSON
-    said, points_elsewhere = _said(value, text), status < 400
+    words, points_elsewhere = _failure_words(value, text), status < 400
     message = f"The API answered {status} {responses.get(status, '')}".rstrip()
     if points_elsewhere:
         message += " and points elsewhere, which is not followed"
     error: dict[str, Any] = {
         "code": "upstream_error",
-        "message": f"{message}: {said}" if said else f"{message}.",
+        "message": f"{message}: {words}" if words else f"{message}.",
         "hint": _HINTS.get(status) or _HINTS[min(status // 100, 5)],
         "status": status,
     }
     if text:
         error["body"] = text[:PREVIEW_CHARS]
-    for name, key in _TELLING_HEADERS:
+    for name, key in _ERROR_HEADERS:
         header = answer.header(name)
         if header and (name != "location" or points_elsewhere):
             seconds = name == "retry-after" and header.isascii() and header.isdigit()
             error[key] = int(header[:9]) if seconds else header[:PREVIEW_CHARS]
-    shown = f"{error['message']}\n{error['hint']}"
-    if text and said not in (text, text[:MAX_QUOTE_CHARS]):
-        shown += f"\n\n{error['body']}"
-    return own_result(shown, {"error": error}, failed=True)
+    full_text = f"{error['message']}\n{error['hint']}"
+    if text and words not in (text, text[:MAX_QUOTE_CHARS]):
+        full_text += f"\n\n{error['body']}"
+    return own_result(full_text, {"error": error}, is_error=True)
 
 
-_TELLING_HEADERS = (
+_ERROR_HEADERS = (
     ("retry-after", "retry_after"),
     ("location", "location"),
     ("x-ms-client-request-id", "client_request_id"),  # what Azure's support asks for
 )
 
 
-# Where APIs put their words, the most telling first.
+# The fields in which APIs explain an error, the most telling first.
 _WORD_FIELDS = """message error errors error_description detail details title description reason
     fault faultstring error_message errormessage msg""".split()
 
 
-def _said(value: Any, text: str) -> str:
-    """The API's own words for what went wrong, as short as they come."""
-    words = _words(value) if value is not NOT_JSON else None
+def _failure_words(value: Any, text: str) -> str:
+    """The API's own words for what went wrong, kept short."""
+    words = _find_words(value) if value is not NOT_JSON else None
     if words is None and value is NOT_JSON and not text.lstrip().startswith("<"):
         words = text
     return " ".join((words or "").split())[:MAX_QUOTE_CHARS]
 
 
-def _words(value: Any, depth: int = 0) -> str | None:
+def _find_words(value: Any, depth: int = 0) -> str | None:
     """The first text under a usual name; `error` and `errors` may hold objects with more."""
     if depth > 4:
         return None
     if isinstance(value, str):
         return value or None
     if isinstance(value, list):
-        found = [w for item in value[:5] if (w := _words(item, depth + 1))]
+        found = [w for item in value[:5] if (w := _find_words(item, depth + 1))]
         return "; ".join(found) or None
     if isinstance(value, Mapping):
         folded = {str(key).lower(): item for key, item in value.items()}
         # `{"error": "invalid_grant", "error_description": "…"}`: the sentence says more.
         if isinstance(folded.get("error"), str) and folded.get("error_description"):
-            return f"{folded['error']}: {_words(folded['error_description'], depth + 1)}"
+            return f"{folded['error']}: {_find_words(folded['error_description'], depth + 1)}"
         if isinstance(folded.get("msg"), str) and isinstance(folded.get("loc"), list):
             return ".".join(map(str, folded["loc"])) + f": {folded['msg']}"
         ordered = [folded[name] for name in _WORD_FIELDS if name in folded]
-        return next((w for item in ordered if (w := _words(item, depth + 1))), None)
+        return next((w for item in ordered if (w := _find_words(item, depth + 1))), None)
     return None
 
 
-def own_result(text: str, structured: Mapping[str, Any], *, failed: bool = False) -> Result:
+def own_result(text: str, structured: Mapping[str, Any], *, is_error: bool = False) -> Result:
     """A result of our own: words for the model, structure for programs."""
-    return {"content": [_text(text)], "structuredContent": structured, "isError": failed}
+    return {"content": [_text(text)], "structuredContent": structured, "isError": is_error}
 
 
 def _text(text: str) -> dict[str, Any]:
@@ -297,24 +297,24 @@ async def read_part(
 ) -> dict[str, Any]:
     """`{bytes, total, offset, value, next_offset?}` of the part that the pointer leads to.
 
-    A limit of 0: as much as is good to read at once; never more than `most` bytes.
+    A limit of 0: a good amount to read at once. A part never has more than `most` bytes.
     """
-    asked, data = json.dumps([pointer, offset, limit, most]), None
+    request, reply = json.dumps([pointer, offset, limit, most]), None
     if len(body) > LARGE_BYTES and may_be_json(body, media_type):
-        data = await work(part_in_worker, body, media_type, asked)
-        media_type = CUT_JSON  # what takes too much is read as text
-    if data is None:
-        data = await asyncio.to_thread(part_in_worker, body, media_type, asked)
-    found = orjson.loads(data)
-    if "refusal" in found:
-        raise Fixable(**found["refusal"])
-    return {"bytes": len(body), **found["part"]}
+        reply = await work(part_in_worker, body, media_type, request)
+        media_type = CUT_JSON  # JSON that takes too much work is read as text
+    if reply is None:
+        reply = await asyncio.to_thread(part_in_worker, body, media_type, request)
+    outcome = orjson.loads(reply)
+    if "refusal" in outcome:
+        raise Fixable(**outcome["refusal"])
+    return {"bytes": len(body), **outcome["part"]}
 
 
-def part_in_worker(body: bytes, media_type: str, asked: str) -> bytes:
+def part_in_worker(body: bytes, media_type: str, request: str) -> bytes:
     """Runs `part_of` in another process or thread: the part, or the refusal, as JSON."""
     try:
-        return orjson.dumps({"part": part_of(body, media_type, *json.loads(asked))})
+        return orjson.dumps({"part": part_of(body, media_type, *json.loads(request))})
     except Fixable as refusal:
         return orjson.dumps({"refusal": refusal.as_dict()})
 
@@ -337,8 +337,8 @@ def part_of(
 
 
 def _characters(text: str, offset: int, limit: int, most: int) -> dict[str, Any]:
-    wanted = limit or 10 * PREVIEW_CHARS
-    value = text[offset : offset + min(wanted, most)].encode("utf-8", "replace")
+    count = limit or 10 * PREVIEW_CHARS
+    value = text[offset : offset + min(count, most)].encode("utf-8", "replace")
     return _part(len(text), offset, value[:most].decode("utf-8", "ignore"))
 
 
@@ -367,7 +367,7 @@ def _part(total: int, offset: int, value: str | list[Any]) -> dict[str, Any]:
 
 
 def _follow(value: Any, pointer: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to; `items/0` is taken for `/items/0`."""
+    """The value that a JSON pointer (RFC 6901) leads to; `items/0` is read as `/items/0`."""
     if pointer in ("", "#"):
         return value
     for step in pointer.removeprefix("#").removeprefix("/").split("/"):

@@ -1,8 +1,8 @@
-"""Asking a person, and using what they said exactly once.
+"""Asking a person about a call, and using the decision exactly once.
 
 A call waits in one of two ways: for a person to allow it (here), or for its client to answer what
 the upstream asks (`questions.py`). A call that waits for a person is a row of the store, bound to
-who asked, to the tool as it was and to exact arguments. Every step is a compare-and-set on that
+its caller, to the tool as it was and to exact arguments. Every step is a compare-and-set on that
 row, so it does not matter which process takes it:
 
     asked ──► pending ──► approved ──► used: the call is put on disk in the same transaction
@@ -10,7 +10,7 @@ row, so it does not matter which process takes it:
                  ├──────► expired   nobody decided in time, or nobody used it in time
                  └──────► void      the tool or the caller's rights have changed
 
-How the question reaches a person, and who goes on with the call, depends on the caller:
+How the question reaches a person, and which process makes the call, depends on the caller:
 
     caller                how it is asked                 who makes the call once approved
     2025, takes forms     on the stream of its request    the process where the request waits
@@ -18,11 +18,11 @@ How the question reaches a person, and who goes on with the call, depends on the
     other MCP clients     not at all                      the process where the request waits
     REST, background      not at all                      any process, from the ticket in the row
 
-An admin may decide in all four cases; with `self_approval = false` only another one than the
-caller, whose client is then not asked. A caller that is cut off leaves its row behind. The same MCP
-call made again shares the open row, decided or not, so that nobody is asked twice; of several that
-share one, one uses it up, and nothing is done twice. Before a call is made it is judged once more,
-on what holds then.
+An admin may decide in all four cases; with `self_approval = false` it must be another admin than
+the caller, whose client is then not asked. A caller that is cut off leaves its row behind. The same
+MCP call made again shares the open row, decided or not, so that nobody is asked twice; of several
+calls that share a row, one uses it up, and nothing is done twice. Before a call is made it is
+judged once more, by the rules that hold then.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, 
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
-from gateway.store.cluster import Signals, heard_within
+from gateway.store.cluster import Signals, wait_until_set
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.store.tables import CONFIRMATION, Approval, StandingGrant
@@ -59,12 +59,12 @@ log = structlog.get_logger("gateway.approvals")
 
 Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
-OF_EXECUTION = "principal tool connection arguments args_digest risk session client".split()
+EXECUTION_FIELDS = "principal tool connection arguments args_digest risk session client".split()
 QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
 class Ticket(Struct, frozen=True):
-    """All that is needed to make a call when its caller is no longer there; sealed in its row."""
+    """All that is needed to make a call whose caller is no longer there; sealed in its row."""
 
     principal: Principal
     arguments: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Ticket(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Approvals:
-    """Obtains decisions for calls, and takes them from those who decide."""
+    """Obtains decisions for calls, and takes them from the people who decide."""
 
     db: Database
     seal: Seal
@@ -82,22 +82,22 @@ class Approvals:
     current: Callable[[], Snapshot]
     find_tool: FindTool
     replica: str
-    draining: bool = False  # who waits is sent away; the questions stay, for when they call again
+    draining: bool = False  # waiting callers are sent away; their questions stay for a next call
 
-    # --- for those who call -----------------------------------------------------------------------
+    # --- for callers ------------------------------------------------------------------------------
 
     async def obtain(self, attempt: Attempt, target: Target) -> Approval | Result | None:
         """The approval that the call is to use up; None where it needs none.
 
-        A result where the call goes on without this request. Raises where nobody allowed it.
+        A result where the call goes on without this request. Raises where no person allowed it.
         """
-        if grant := await self._grant(attempt):
+        if grant := await self._find_grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             attempt.granted = {"id": grant.id, "by": grant.granted_by}
             return None
-        approval = await self._answered(attempt) or await self._asked_before(attempt)
-        approval = approval or await self._ask(attempt, target)
-        attempt.id, attempt.at = approval.execution_id, approval.created_at
+        approval = await self._answered_approval(attempt) or await self._open_approval(attempt)
+        approval = approval or await self._create_approval(attempt, target)
+        attempt.id, attempt.created_at = approval.execution_id, approval.created_at
         if approval.status == "pending":
             if attempt.unattended:
                 text = "The call waits for a person's decision and runs by itself once approved."
@@ -105,7 +105,7 @@ class Approvals:
             if _may_leave(attempt):
                 return self._question_as_answer(attempt, approval)
             approval = await self._wait(attempt, approval)
-            if self._waits_for_nobody(attempt.caller):
+            if self._must_stop_waiting(attempt.caller):
                 return _send_away(attempt)
         if approval.status == "denied":
             raise NotApproved(
@@ -114,11 +114,11 @@ class Approvals:
                 "Don't try it again unless the user asks for it.",
             )
         if approval.status != "approved":
-            raise too_late(approval)
+            raise too_late_error(approval)
         await self._judge_attempt(attempt, approval)
         return approval
 
-    async def _grant(self, attempt: Attempt) -> StandingGrant | None:
+    async def _find_grant(self, attempt: Attempt) -> StandingGrant | None:
         """The "always allow" that holds for this call: of its session, else of its client."""
         caller, tool = attempt.caller, attempt.tool
         if not may_always(attempt.snapshot, tool.risk):
@@ -132,20 +132,20 @@ class Approvals:
             principal=attempt.principal,
             fingerprint=tool.fingerprint,
         )
-        alone = grant is not None and grant.granted_by == attempt.principal
-        return None if alone and not self.current().permissions.self_approval else grant
+        is_own = grant is not None and grant.granted_by == attempt.principal
+        return None if is_own and not self.current().permissions.self_approval else grant
 
-    async def _answered(self, attempt: Attempt) -> Approval | None:
-        """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
+    async def _answered_approval(self, attempt: Attempt) -> Approval | None:
+        """The approval that a client of 2026 answers, the answer taken; None: it answers none."""
         caller = attempt.caller
         state = self.seal.open_values(PURPOSE, caller.request_state)
         if state is None:
             return None
         approval = await store.get_approval(self.db, state[0])
         call = _call_of(attempt).items()
-        is_for_it = all(getattr(approval, name, None) == value for name, value in call)
-        is_named = approval is not None and approval.tool in attempt.names
-        if approval is None or not is_for_it or not is_named or time.time() >= approval.expires_at:
+        same_call = all(getattr(approval, name, None) == value for name, value in call)
+        same_tool = approval is not None and approval.tool in attempt.names
+        if approval is None or not same_call or not same_tool or time.time() >= approval.expires_at:
             raise Refused(
                 "approval_expired",
                 "The answer came too late, or belongs to another call.",
@@ -157,15 +157,15 @@ class Approvals:
         await self._take_answer(attempt, approval, answer)
         return await store.get_approval(self.db, approval.id)
 
-    async def _asked_before(self, attempt: Attempt) -> Approval | None:
-        """The open question about this very call, of a caller that was cut off or waits too."""
+    async def _open_approval(self, attempt: Attempt) -> Approval | None:
+        """The open approval of this very call, whose first caller was cut off or waits too."""
         if attempt.unattended:
             return None
         call = _call_of(attempt)
-        return await store.same_open(self.db, time.time(), UNATTENDED, tools=attempt.names, **call)
+        return await store.find_open(self.db, time.time(), UNATTENDED, tools=attempt.names, **call)
 
-    async def _ask(self, attempt: Attempt, target: Target) -> Approval:
-        """A new question about this call."""
+    async def _create_approval(self, attempt: Attempt, target: Target) -> Approval:
+        """Stores a new approval for this call, pending."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
         waiting = sum((await store.count_waiting(self.db, now, principal=principal)).values())
         if waiting >= limits.CALLS_PER_PRINCIPAL:
@@ -175,14 +175,13 @@ class Approvals:
                 "Try again when some have been decided.",
             )
         session = attempt.caller.session
-        wrote = await store.wrote_before(self.db, principal, tool.connection, session)
-        changed = await store.changed_since_used(self.db, principal, tool.name, tool.connection)
-        looked_at_twice = questions.warnings(attempt, first_write=not wrote, changed=changed)
+        has_written = await store.has_written(self.db, principal, tool.connection, session)
+        is_changed = await store.has_tool_changed(self.db, principal, tool.name, tool.connection)
+        warnings = questions.warnings(attempt, first_write=not has_written, changed=is_changed)
         execution = attempt.execution("pending_confirmation")
-        kept = (attempt.arguments, attempt.door, attempt.token)
-        ticket = Ticket(attempt.caller.principal, *kept)
+        ticket = Ticket(attempt.caller.principal, attempt.arguments, attempt.door, attempt.token)
         approval = Approval(
-            **{name: getattr(execution, name) for name in OF_EXECUTION},
+            **{name: getattr(execution, name) for name in EXECUTION_FIELDS},
             id=new_id(now),
             execution_id=execution.id,
             fingerprint=tool.fingerprint,
@@ -191,7 +190,7 @@ class Approvals:
             expires_at=now + attempt.snapshot.permissions.timeout_seconds,
             method=target[0],
             url=target[1],
-            warnings=tuple(looked_at_twice),
+            warnings=tuple(warnings),
             waits_at=None if _may_leave(attempt) else self.replica,
         )
         await store.create_approval(self.db, approval, execution)
@@ -199,16 +198,16 @@ class Approvals:
 
     def _question_as_answer(self, attempt: Attempt, approval: Approval) -> Result:
         params = {"mode": "form", **question_of(attempt, approval)}
-        asked = {QUESTION: {"method": ELICIT, "params": params}}
+        input_requests = {QUESTION: {"method": ELICIT, "params": params}}
         state = self.seal.seal_values(PURPOSE, approval.id)
-        return attempt.question_result("pending_confirmation", asked, state)
+        return attempt.question_result("pending_confirmation", input_requests, state)
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
-        """The approval once it is no longer pending, or as it is when nobody waits any more."""
+        """The approval once it is no longer pending, or as it is when the wait must stop."""
         asking = asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
         try:
-            with self.signals.awaiting(CONFIRMATION, approval.id) as heard:
-                while not self._waits_for_nobody(attempt.caller):
+            with self.signals.event_for(CONFIRMATION, approval.id) as signal:
+                while not self._must_stop_waiting(attempt.caller):
                     with suppress(GatewayError):  # the wait outlasts an outage of the store
                         approval = await store.get_approval(self.db, approval.id) or approval
                     if approval.status != "pending":
@@ -216,10 +215,10 @@ class Approvals:
                     if approval.waits_at == "":  # another caller that shared it has gone
                         store.note_waiting(self.db, approval.id, self.replica)
                     await _say_progress(attempt, approval)
-                    left = approval.expires_at - time.time()
-                    if left <= 0:
+                    seconds_left = approval.expires_at - time.time()
+                    if seconds_left <= 0:
                         await self.expire()
-                    elif not await heard_within(heard, min(left, limits.MOMENT_SECONDS)):
+                    elif not await wait_until_set(signal, min(seconds_left, limits.MOMENT_SECONDS)):
                         await self._judge_attempt(attempt, approval)
             return approval
         finally:
@@ -227,8 +226,8 @@ class Approvals:
             if approval.status == "pending":
                 store.note_waiting(self.db, approval.id, "")
 
-    def _waits_for_nobody(self, caller: Caller) -> bool:
-        return self.draining or caller.gone()
+    def _must_stop_waiting(self, caller: Caller) -> bool:
+        return self.draining or caller.is_gone()
 
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
         """Asks the caller itself, where its client can be asked on the call's own stream."""
@@ -237,26 +236,26 @@ class Approvals:
             return
         try:
             answer = await caller.ask(ELICIT, question_of(attempt, approval))
-            if not caller.gone():  # who is cut off has not answered
+            if not caller.is_gone():  # a caller that was cut off has not answered
                 await self._take_answer(attempt, approval, answer)
         except GatewayError as error:  # the store; an admin can still decide
             log.warning("answer not taken", approval=approval.id, error=error.code)
 
     async def _take_answer(self, attempt: Attempt, approval: Approval, answer: object) -> None:
         """The decision of the client that made the call, in whichever era it was asked."""
-        if not self.current().permissions.self_approval:  # by now
+        if not self.current().permissions.self_approval:  # it may have changed since
             return
         decision = questions.decision_of(answer, may_always(attempt.snapshot, approval.risk))
-        # The session that answers may be another one than that which first asked.
-        mine = replace(approval, session=attempt.caller.session)
-        await self._decide(mine, decision, attempt.principal, "client")
+        # The session that answers may not be the session that called first.
+        approval = replace(approval, session=attempt.caller.session)
+        await self._decide(approval, decision, attempt.principal, "client")
 
-    # --- for those who decide ---------------------------------------------------------------------
+    # --- for people who decide --------------------------------------------------------------------
 
     async def decide(
         self, approval: Approval, decision: Decision, by: Principal, source: str
     ) -> Approval:
-        """A person's decision, and the door it came in by; the first one stays."""
+        """Takes a person's decision, with the door it came in by; the first decision stays."""
         snapshot = self.current()
         if approval.principal == by.name and not snapshot.permissions.self_approval:
             raise Refused(
@@ -270,10 +269,10 @@ class Approvals:
                 "a high-risk tool can't be allowed for good",
                 "Approve this one call, or set permissions.always_allow_high_risk.",
             )
-        decided = await self._decide(approval, decision, by.name, source)
-        if decided is None:
-            raise too_late(await store.get_approval(self.db, approval.id))
-        return decided
+        row = await self._decide(approval, decision, by.name, source)
+        if row is None:
+            raise too_late_error(await store.get_approval(self.db, approval.id))
+        return row
 
     async def withdraw(self, execution_id: str, by: str, source: str) -> None:
         """Ends a call that waits for a decision, or was approved and is not under way yet."""
@@ -282,19 +281,19 @@ class Approvals:
             await self.void(approval)
 
     async def void(self, approval: Approval) -> None:
-        """Withdraws an approval that was given for something else than there is now."""
+        """Withdraws an approval, so that no call can use it any more."""
         await store.void_approval(self.db, approval.id, time.time())
 
     async def expire(self) -> None:
-        """Ends what nobody decided in time, or used in time."""
+        """Ends the approvals that nobody decided, or used, in time."""
         await store.expire_approvals(self.db, time.time())
 
     async def _decide(
         self, approval: Approval, decision: Decision, by: str, source: str
     ) -> Approval | None:
-        """One compare-and-set; None: it had been decided, or was too late."""
+        """Decides by one compare-and-set; None: it had been decided before, or the time was up."""
         now, permissions = time.time(), self.current().permissions
-        decided = await store.decide_approval(
+        row = await store.decide_approval(
             self.db,
             approval.id,
             "denied" if decision == "deny" else "approved",
@@ -304,19 +303,19 @@ class Approvals:
             usable_until=now + permissions.timeout_seconds,
             grant=grant_of(approval, by, now, permissions) if decision == "always_allow" else None,
         )
-        if decided is not None:
-            log.info("approval decided", approval=decided.id, by=by, as_=decision)
-            self.signals.hear(CONFIRMATION, decided.id)  # sooner than by the store
-        return decided
+        if row is not None:
+            log.info("approval decided", approval=row.id, by=by, as_=decision)
+            self.signals.hear(CONFIRMATION, row.id)  # sooner than by the store
+        return row
 
-    # --- for those who make calls that were approved ----------------------------------------------
+    # --- for processes that make approved calls ---------------------------------------------------
 
     async def judge(
         self, principal: Principal, door: Door, approval: Approval
     ) -> tuple[Snapshot, Tool, Tool]:
         """What the call is made with now: snapshot, tool, and the tool permissions are asked about.
 
-        An approval that was given for something else is void.
+        An approval that was given for another tool, or another set of rights, is void.
         """
         snapshot = self.current()
         try:
@@ -332,7 +331,7 @@ class Approvals:
 
     async def _judge_attempt(self, attempt: Attempt, approval: Approval) -> None:
         found = await self.judge(attempt.caller.principal, attempt.door, approval)
-        attempt.snapshot, attempt.tool, attempt.judged = found
+        attempt.snapshot, attempt.tool, attempt.judged_tool = found
 
     async def open_ticket(self, approval: Approval) -> Ticket:
         """What an approved call is made from; an approval whose ticket can't be opened is void."""
@@ -344,7 +343,7 @@ class Approvals:
 
 
 def _call_of(attempt: Attempt) -> dict[str, Any]:
-    """What an approval is bound to beside the tool's name: who calls, the tool as it is, and exact
+    """What an approval is bound to beside the tool's name: the caller, the tool as it is, and exact
     arguments."""
     return {
         "principal": attempt.principal,
@@ -355,12 +354,12 @@ def _call_of(attempt: Attempt) -> dict[str, Any]:
 
 def _may_be_asked(attempt: Attempt) -> bool:
     """Whether the client that makes a call can be asked about it, and its user may decide."""
-    forms = "form" in elicitation_modes(attempt.caller.capabilities)
-    return forms and attempt.snapshot.permissions.self_approval
+    takes_forms = "form" in elicitation_modes(attempt.caller.capabilities)
+    return takes_forms and attempt.snapshot.permissions.self_approval
 
 
 def _may_leave(attempt: Attempt) -> bool:
-    """Whether nobody waits while a person decides: the call runs by itself, or comes again."""
+    """Whether no request waits for a person: the call runs by itself, or its client calls again."""
     return attempt.unattended or attempt.caller.era == "2026" and _may_be_asked(attempt)
 
 
@@ -378,15 +377,15 @@ async def _say_progress(attempt: Attempt, approval: Approval) -> None:
     if attempt.caller.progress is not None:
         waited = round(time.time() - approval.created_at, 1)
         total = round(approval.expires_at - approval.created_at, 1)
-        on = attempt.snapshot
-        who = "anybody on this machine" if on.settings.auth.mode == "none" else "an admin"
-        who += "" if on.permissions.self_approval else f" other than {approval.principal}"
-        text = f"Waiting for a person to approve {approval.tool}: {who} can"
+        snapshot = attempt.snapshot
+        decider = "anybody on this machine" if snapshot.settings.auth.mode == "none" else "an admin"
+        decider += "" if snapshot.permissions.self_approval else f" other than {approval.principal}"
+        text = f"Waiting for a person to approve {approval.tool}: {decider} can"
         text += f" (approval {approval.id[: limits.ID_CHARS]})"
         await attempt.caller.progress(waited, total, text)
 
 
-def too_late(approval: Approval | None) -> NotApproved:
+def too_late_error(approval: Approval | None) -> NotApproved:
     """Why an approval can't be decided or used any more."""
     words = {
         "approved": "it has been approved already",
@@ -395,16 +394,16 @@ def too_late(approval: Approval | None) -> NotApproved:
         "void": "the tool or the caller's rights have changed since",
     }
     status = approval.status if approval else ""
-    why = words.get(status, "nobody decided in time")
-    kind = ApprovalVoid if status == "void" else NotApproved
-    return kind(
-        "approval_expired", f"The approval can't be used: {why}.", "Call again to ask anew."
+    reason = words.get(status, "nobody decided in time")
+    error_class = ApprovalVoid if status == "void" else NotApproved
+    return error_class(
+        "approval_expired", f"The approval can't be used: {reason}.", "Call again to ask anew."
     )
 
 
 def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) -> StandingGrant:
     """ "Always allow": for the rest of the session, or for a while where there is none."""
-    lasts = limits.SESSION_SECONDS if approval.session else permissions.always_allow_minutes * 60
+    seconds = limits.SESSION_SECONDS if approval.session else permissions.always_allow_minutes * 60
     return StandingGrant(
         id=new_id(now),
         principal=approval.principal,
@@ -416,5 +415,5 @@ def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) 
         request=f"{approval.method} {approval.url.partition('?')[0]}"[: limits.MAX_QUOTE_CHARS],
         granted_by=by,
         created_at=now,
-        expires_at=now + lasts,
+        expires_at=now + seconds,
     )

@@ -1,15 +1,15 @@
 """One call, start to end, in one straight line.
 
-decide → check the arguments → have its person sign in, where calls go out as them → ask a person,
-where one must be asked → claim the token and put a write on disk → send → shape → record. Whatever
-door a call came through, it comes through here, and it always ends in exactly one execution record.
-A write that was begun is finished and recorded even if its caller has gone; a read ends with its
+decide → check the arguments → have the caller sign in, where calls go out as them → ask a person,
+where approval is needed → claim the token and put a write on disk → send → shape → record. Calls
+come here from every door, and each call always ends in exactly one execution record.
+A write that was begun is finished and recorded even if its caller has left; a read ends with its
 caller.
 
-A token has one upstream effect however often a call is made with it. The store's claim decides who
-is first, over all replicas, in the transaction that puts the call on disk. Everyone else with the
-same principal, token and arguments waits for that call and gets its answer, an upstream's error
-included. What is known never to have left frees its token; what may have left keeps it for ever.
+A token has one upstream effect however often a call is made with it. The store's claim decides
+which call is first, over all replicas, in the transaction that puts the call on disk. Later calls
+with the same principal, token and arguments wait for the first and get its answer, an upstream's
+error included. A call that surely never left frees its token; any other call keeps it for ever.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from gateway.errors import Broken, Fixable, GatewayError, NotApproved, Overloade
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
-from gateway.store.approvals import approved_of_era, first_with_token, use_approval
-from gateway.store.cluster import heard_within
+from gateway.store.approvals import call_of_token, list_approved, use_approval
+from gateway.store.cluster import wait_until_set
 from gateway.store.ledger import (
     FINISHED,
     begin,
@@ -64,10 +64,10 @@ from gateway.store.tables import CONFIRMATION, Approval, Execution
 
 log = structlog.get_logger("gateway.call")
 
-APPROVED = object()  # whose calls are that were approved after their callers had left
+APPROVED = object()  # the owner of calls that were approved after their callers had left
 Arguments = Mapping[str, Any]
 Send = Callable[[Attempt, Prepared], Awaitable[Result]]
-# None once the caller may call as themselves; else what their client is asked.
+# None once the caller may call as themselves; else the question for their client.
 SignIn = Callable[[Attempt, Proof], Awaitable[Result | None]]
 
 
@@ -88,16 +88,16 @@ class Invoker:
         self._approvals = approvals
         self._listeners: list[Callable[[Execution], None]] = []
         self.running = Running()
-        self.held = HeldCalls(
+        self.held_calls = HeldCalls(
             approvals.db, approvals.seal, approvals.signals, self.running.start, approvals.replica
         )
 
     def redactor(self, snapshot: Snapshot, connection: str) -> Redactor:
-        """What keeps a connection's secrets out of words that are shown."""
+        """The redactor that keeps a connection's secrets out of texts that are shown."""
         return self._prepared.of(snapshot, connection).redactor
 
     def on_finished(self, listener: Callable[[Execution], None]) -> None:
-        """Calls back with the record of each call that ended here."""
+        """Calls the listener with the record of each call that ended here."""
         self._listeners.append(listener)
 
     def call(
@@ -109,43 +109,43 @@ class Invoker:
         door: Door,
         bundle_ids: tuple[str, ...] = (),
         *,
-        judged: Tool | None = None,
+        judged_tool: Tool | None = None,
         unattended: bool = False,
     ) -> Coroutine[Any, Any, Result]:
         """The result of the call. Failures are results too.
 
-        `judged` is what permissions are asked about, where it is not the tool itself. `unattended`:
-        nobody waits while a person decides.
+        `judged_tool` is the tool that permissions are asked about, where that is another one.
+        `unattended`: nobody waits while a person decides.
         """
-        attempt = self._attempt(snapshot, tool, judged or tool, arguments, caller, door)
+        attempt = self._build_attempt(snapshot, tool, judged_tool or tool, arguments, caller, door)
         attempt.bundle_ids = bundle_ids
         attempt.background = caller.meta.get(BACKGROUND_META) is True
         attempt.unattended = unattended or attempt.background
         if caller.request_state is None and not attempt.may_be_held:
-            return self._outcome(attempt)
-        return self.held.hear(attempt, self._outcome)
+            return self._make_or_refuse(attempt)
+        return self.held_calls.next_result(attempt, self._make_or_refuse)
 
-    def _attempt(
-        self, on: Snapshot, tool: Tool, judged: Tool, said: Arguments, caller: Caller, door: Door
+    def _build_attempt(
+        self, snap: Snapshot, tool: Tool, judged: Tool, args: Arguments, caller: Caller, door: Door
     ) -> Attempt:
-        redactor, replica = self.redactor(on, tool.connection), self._approvals.replica
-        return Attempt(on, tool, judged, said, caller, door, redactor, replica)
+        redactor, replica = self.redactor(snap, tool.connection), self._approvals.replica
+        return Attempt(snap, tool, judged, args, caller, door, redactor, replica)
 
-    async def _outcome(self, attempt: Attempt) -> Result:
+    async def _make_or_refuse(self, attempt: Attempt) -> Result:
         try:
-            return await self._make(attempt)
-        except NotApproved as error:  # its row says so already
+            return await self._make_call(attempt)
+        except NotApproved as error:  # the execution's row says so already
             return attempt.failure_result(error)
         except Exception as error:  # the boundary: a caller gets a code, the log gets the place
-            return self._refuse(attempt, _error_told(attempt, error))
+            return self._refuse(attempt, _error_for_caller(attempt, error))
 
-    async def _make(self, attempt: Attempt) -> Result:
+    async def _make_call(self, attempt: Attempt) -> Result:
         must_ask = self._decide(attempt)
-        self._check(attempt)
-        prepared = self._prepared_for(attempt)
+        self._check_arguments(attempt)
+        prepared = self._prepared_of(attempt)
         if prepared.auth.by_people and (question := await self._sign_in(attempt, prepared.auth)):
             return question
-        approval = await self._ask(attempt) if must_ask else None
+        approval = await self._obtain_approval(attempt) if must_ask else None
         if isinstance(approval, dict):
             return approval
         if attempt.background:
@@ -155,7 +155,7 @@ class Invoker:
         try:
             result = attempt.with_meta(await self._send(attempt, prepared))
         except asyncio.CancelledError:
-            self._record_left(attempt)
+            self._record_departure(attempt)
             raise
         self.record(attempt.execution(status_in(result), result))
         return result
@@ -168,24 +168,24 @@ class Invoker:
                 f"{CALLS_PER_PRINCIPAL} of your calls are running in the background.",
                 "Wait until one has ended, or cancel one.",
             )
-        first = await self._claim(attempt, approval)
-        if first is not None:
-            return first
+        first_answer = await self._claim(attempt, approval)
+        if first_answer is not None:
+            return first_answer
         self.running.start(self._complete(attempt), attempt.id, attempt.principal)
         return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
         try:
-            first = await self._claim(attempt, approval)
+            first_answer = await self._claim(attempt, approval)
         except asyncio.CancelledError:
-            self._record_left(attempt)
+            self._record_departure(attempt)
             raise
-        return first if first is not None else await self._complete(attempt)
+        return first_answer if first_answer is not None else await self._complete(attempt)
 
     async def _complete(self, attempt: Attempt) -> Result:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
-            result = attempt.with_meta(await self._send(attempt, self._prepared_for(attempt)))
+            result = attempt.with_meta(await self._send(attempt, self._prepared_of(attempt)))
         except (asyncio.CancelledError, Exception) as error:
             return await self._fail(attempt, error)
         result = with_token(result, attempt.token)
@@ -197,11 +197,11 @@ class Invoker:
     def _decide(self, attempt: Attempt) -> bool:
         """Whether a person must be asked first; raises where the call may not be made at all."""
         principal = attempt.caller.principal
-        decision = permit(attempt.snapshot, principal, attempt.tool, attempt.judged)
+        decision = permit(attempt.snapshot, principal, attempt.tool, attempt.judged_tool)
         attempt.reason = decision.reason
         return decision.outcome == "confirm"
 
-    def _check(self, attempt: Attempt) -> None:
+    def _check_arguments(self, attempt: Attempt) -> None:
         """Refuses arguments that do not fit; fills in defaults and the token."""
         lenient = attempt.state.settings.validation == "lenient"
         fitting = fitting_arguments(attempt.tool, attempt.arguments, lenient=lenient)
@@ -209,39 +209,39 @@ class Invoker:
         if attempt.token is None:
             take_token(attempt)
 
-    async def _ask(self, attempt: Attempt) -> Approval | Result | None:
-        """The approval to use up, or the answer where the call goes on, or went, without it."""
+    async def _obtain_approval(self, attempt: Attempt) -> Approval | Result | None:
+        """The approval to use up; or the result that the caller gets in place of a new call."""
         if attempt.token is not None and attempt.token_given:
-            first = await first_with_token(self._db, attempt.principal, attempt.token)
+            first = await call_of_token(self._db, attempt.principal, attempt.token)
             if first is not None and not _is_same_call(attempt, first):
                 raise _conflict(attempt)
-            if first is not None and not _is_shared(first):
+            if first is not None and not _has_open_question(first):
                 return await self._answer_again(attempt, first)
         return await self._approvals.obtain(attempt, self._target(attempt))
 
     async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
-        """Puts the call on disk; gives the first answer where its token had one already."""
+        """Puts the call on disk; gives the first call's answer where its token was used before."""
         execution = attempt.execution("executing")
         if approval is None:
-            begun = await begin(self._db, execution)
+            claim = await begin(self._db, execution)
         else:
-            begun = await use_approval(self._db, approval, execution, time.time())
-        if begun.outcome == "new":
+            claim = await use_approval(self._db, approval, execution, time.time())
+        if claim.outcome == "new":
             return None
         if approval is not None:
-            await self._approvals.void(approval)  # its call was made already, under its token
-        if begun.execution is None or not _is_same_call(attempt, begun.execution):
+            await self._approvals.void(approval)  # the call was made already, under its token
+        if claim.execution is None or not _is_same_call(attempt, claim.execution):
             raise _conflict(attempt)
-        return await self._answer_again(attempt, begun.execution)
+        return await self._answer_again(attempt, claim.execution)
 
     def record(self, execution: Execution) -> None:
-        """Puts the record of a call that is over on disk soon, and tells of it."""
+        """Puts the record of a call that is over on disk soon, and tells the listeners."""
         record_finished(self._db, execution)
-        self._tell(execution)
+        self._tell_listeners(execution)
 
     # --- what the steps need ----------------------------------------------------------------------
 
-    def _prepared_for(self, attempt: Attempt) -> Prepared:
+    def _prepared_of(self, attempt: Attempt) -> Prepared:
         return self._prepared.of(attempt.snapshot, attempt.tool.connection)
 
     def _target(self, attempt: Attempt) -> Target:
@@ -251,26 +251,26 @@ class Invoker:
             url = settings.url if isinstance(settings, McpConnection) else None
             place = url.partition("?")[0] if url else attempt.state.name
             return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
-        prepared = self._prepared_for(attempt)
+        prepared = self._prepared_of(attempt)
         arguments = {**attempt.arguments, **prepared.inject}
         request = build_request(operation, arguments, prepared.blocklist)
         return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
 
     async def _answer_again(self, attempt: Attempt, first: Execution) -> Result:
-        """What the caller of the first call with this token got, or would have got."""
+        """The result of the first call with this token, once that call has ended."""
         attempt.id = first.id
         if attempt.unattended and first.status == "pending_confirmation":
             return attempt.pending_result(first.status, "The call is already on its way.")
-        with self._signals.awaiting(FINISHED, first.id) as heard:  # its process may be another one
+        with self._signals.event_for(FINISHED, first.id) as signal:  # from any process
             while (first := await get_execution(self._db, first.id) or first).status in _GOING_ON:
-                await heard_within(heard, MOMENT_SECONDS)
+                await wait_until_set(signal, MOMENT_SECONDS)
         answer = (first.result or {}).get("answer")
         if answer is not None:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
         return attempt.failure_result(_first_error(attempt, first))
 
-    def _record_left(self, attempt: Attempt) -> None:
-        """Records a call whose caller left before it was sent, or that only reads."""
+    def _record_departure(self, attempt: Attempt) -> None:
+        """Records a call that was not sent, or only reads, and whose caller left."""
         error = Broken("cancelled", "the caller left")
         self.record(attempt.execution("failed", None, error))
 
@@ -283,12 +283,12 @@ class Invoker:
         """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
         task = asyncio.current_task()
         if task is not None and isinstance(cause, asyncio.CancelledError):
-            task.uncancel()  # it is the call's own: what it has to tell is how the call ended
-        error, sent = _error_told(attempt, cause), _was_sent(attempt, cause)
+            task.uncancel()  # the task is the call's own: it goes on to record how the call ended
+        error, sent = _error_for_caller(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
         is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
         if sent and not is_final:
-            error = attempt.unknown(error.code) if in_doubt else _unsure(error)
+            error = attempt.unknown_error(error.code) if in_doubt else _unsure_error(error)
         result = attempt.failure_result(error)
         await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)
         return result
@@ -297,11 +297,11 @@ class Invoker:
         try:
             await finish(self._db, execution, sent=sent)
         except GatewayError:
-            # It has happened, and the caller is told so; the record follows when the store is back.
+            # The call is over, and its caller is told; the record follows when the store is back.
             finish_soon(self._db, execution, sent=sent)
-        self._tell(execution)
+        self._tell_listeners(execution)
 
-    def _tell(self, execution: Execution) -> None:
+    def _tell_listeners(self, execution: Execution) -> None:
         if execution.idempotency_token is not None:
             self._signals.hear(FINISHED, execution.id)
         for listener in self._listeners:
@@ -313,17 +313,17 @@ class Invoker:
         """Makes approved calls that nobody waits for, REST's and background ones, for ever.
 
         Every process looks, woken by the store or every few seconds. Using an approval up is a
-        compare-and-set, so that one of them makes the call and the others find nothing to do.
+        compare-and-set, so that one process makes the call and the others find nothing to do.
         """
-        woken = asyncio.Event()
-        self._signals.on(CONFIRMATION, lambda _: woken.set())
-        while not self._approvals.draining:  # then they are left to other processes
-            await heard_within(woken, MOMENT_SECONDS)
+        wake_up = asyncio.Event()
+        self._signals.on(CONFIRMATION, lambda _: wake_up.set())
+        while not self._approvals.draining:  # then other processes make them
+            await wait_until_set(wake_up, MOMENT_SECONDS)
             room = CALLS_PER_PRINCIPAL - self.running.count(APPROVED)
-            approved: list[Approval] = []
-            with suppress(GatewayError):  # the store fails: the next time will do
-                approved = await approved_of_era(self._db, UNATTENDED, time.time(), room)
-            for approval in approved:
+            approvals: list[Approval] = []
+            with suppress(GatewayError):  # the store failed: the next round will do
+                approvals = await list_approved(self._db, UNATTENDED, time.time(), room)
+            for approval in approvals:
                 try:
                     await self._resume(approval)
                 except Exception as error:  # one call's trouble must not stop the others
@@ -334,18 +334,18 @@ class Invoker:
         """Starts a call that was approved after its caller had left."""
         ticket = await self._approvals.open_ticket(approval)
         principal, door = ticket.principal, ticket.door
-        found = await self._approvals.judge(principal, door, approval)
+        snapshot_and_tools = await self._approvals.judge(principal, door, approval)
         caller = Caller(principal, session=approval.session, client=approval.client)
-        attempt = self._attempt(*found, ticket.arguments, caller, door)
-        attempt.id, attempt.at = approval.execution_id, approval.created_at
+        attempt = self._build_attempt(*snapshot_and_tools, ticket.arguments, caller, door)
+        attempt.id, attempt.created_at = approval.execution_id, approval.created_at
         attempt.token, attempt.background, attempt.unattended = ticket.token, True, True
         self._decide(attempt)
-        self._check(attempt)
+        self._check_arguments(attempt)
         self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)
 
 
-def _error_told(attempt: Attempt, cause: BaseException) -> GatewayError:
-    """The error that the caller is told."""
+def _error_for_caller(attempt: Attempt, cause: BaseException) -> GatewayError:
+    """The error that the caller gets for this cause."""
     if isinstance(cause, GatewayError):
         return cause
     if isinstance(cause, asyncio.CancelledError):
@@ -361,8 +361,8 @@ def describe_failure(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "trace": "".join(frames)}
 
 
-def _unsure(error: GatewayError) -> GatewayError:
-    """The error of a write that went out and has no token to ask by."""
+def _unsure_error(error: GatewayError) -> GatewayError:
+    """The error of a write that went out and has no token to ask about its outcome with."""
     hint = "It may have been carried out: look at the other side before you try again."
     return UpstreamFailed(error.code, error.message, hint, **error.details, outcome="unknown")
 
@@ -373,7 +373,7 @@ def _was_sent(attempt: Attempt, error: BaseException) -> bool:
         return error.sent
     if attempt.upstream_status is not None:
         return True
-    return not isinstance(error, GatewayError)  # ours come before sending; of others who knows
+    return not isinstance(error, GatewayError)  # our own errors come before sending
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -384,19 +384,19 @@ _GOING_ON = ("executing", "pending_confirmation")
 
 def take_token(attempt: Attempt) -> None:
     """Gives the attempt its token: the caller's own, or a fresh one where the tool needs one."""
-    given = attempt.caller.meta.get(TOKEN_META)
-    needed = _needs_token(attempt.tool)
-    if given is None:
-        attempt.token = str(uuid.uuid4()) if needed else None
+    token = attempt.caller.meta.get(TOKEN_META)
+    is_needed = _needs_token(attempt.tool)
+    if token is None:
+        attempt.token = str(uuid.uuid4()) if is_needed else None
         return
-    if not isinstance(given, str) or not _VISIBLE.fullmatch(given):
+    if not isinstance(token, str) or not _VISIBLE.fullmatch(token):
         raise Fixable(
             "invalid_arguments",
             f"{TOKEN_META} must be 1 to 200 visible ASCII characters",
             "A UUID is a good token.",
         )
-    if needed or attempt.tool.access != "read":
-        attempt.token, attempt.token_given = given, True
+    if is_needed or attempt.tool.access != "read":
+        attempt.token, attempt.token_given = token, True
 
 
 def _needs_token(tool: Tool) -> bool:
@@ -421,15 +421,15 @@ def _is_same_call(attempt: Attempt, first: Execution) -> bool:
     return first.tool in attempt.names and first.args_digest == attempt.args_digest
 
 
-def _is_shared(first: Execution) -> bool:
-    """Whether the same call made again goes on with the question that the first one asked."""
+def _has_open_question(first: Execution) -> bool:
+    """Whether the first call still waits for a person, and the same call again may join it."""
     return first.status == "pending_confirmation" and first.era != UNATTENDED
 
 
 def _first_error(attempt: Attempt, first: Execution) -> GatewayError:
     """Why the first call with this token has no answer."""
     if first.status == "unknown":
-        return attempt.unknown()
+        return attempt.unknown_error()
     kind = Broken if first.status == "failed" else NotApproved
     return kind(
         first.error_code or "internal",

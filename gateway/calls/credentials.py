@@ -1,12 +1,12 @@
-"""What proves to an API who is calling: worked out per connection, and sent to its own host only.
+"""How a call proves itself to an API: worked out per connection, and sent to its own host only.
 
 Bearer, basic and API keys are there at once. OAuth 2 client credentials, a token for the caller's
 own (RFC 8693) and the Nango vault have to be asked: one request however many calls wait for it,
 kept until shortly before the token expires, and forgotten when an API rejects it. The token request
 goes to the token URL and nowhere else. What people have given by signing in, or as keys of their
-own, is kept and renewed in `sign_in`; who has not signed in is told where.
+own, is kept and renewed in `sign_in`; a person who has not signed in is told where.
 
-`Prepared` is what every call of a connection needs and none should work out again: headers,
+`Prepared` is what every call of a connection needs and no call should work out again: headers,
 injected values, how it proves itself, how often it may be called, the paths that are forbidden,
 and which texts are secret.
 """
@@ -38,9 +38,9 @@ from gateway.config.connection import (
     NangoAuth,
     NoAuth,
     OAuth2Auth,
+    is_per_user,
     is_personal,
     people_sign_in,
-    per_user,
     secrets_in,
     secrets_of,
 )
@@ -54,36 +54,36 @@ from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, binding_
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]
-NOBODY = Principal("")  # for requests that are no caller's
+NOBODY = Principal("")  # for the gateway's own requests
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What to add to a request, and what must never be shown afterwards."""
+    """The credentials to add to a request, and the secrets never to be shown afterwards."""
 
     headers: Pairs = ()
     query: Pairs = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    version: int = 0  # of what a person gave
+    version: int = 0  # of a person's credential
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How a connection proves itself: its settings, and what its definition says of them."""
+    """How a connection proves itself, by its settings and its definition."""
 
-    owner: str  # of its tokens: the connection, or a name that several share
+    owner: str  # of its tokens: the connection, or a name that connections share
     settings: Auth
     scheme: str = "Bearer"  # the word before a token
-    ready: Grant | None = field(default=None, repr=False)  # None: it has to be asked for
+    ready: Grant | None = field(default=None, repr=False)  # None: it must be asked for
     key: tuple[str, str] = ("", "")  # the parameter of an API key, and its place
     home: str = ""  # the server that calls go to, as the definition says
-    by_people: bool = False  # calls go out with what people have given
-    binding: str = ""  # what these have given is good for
+    by_people: bool = False  # calls go out with people's own credentials
+    binding: str = ""  # what these credentials are good for
     subject: str = field(default="", repr=False)  # the caller's own token, to be exchanged
 
     def account(self, principal: str) -> Account:
-        """Whose credentials a call of this principal goes out with."""
-        owner = principal if per_user(self.settings) else ""
+        """The account whose credentials a call of this principal goes out with."""
+        owner = principal if is_per_user(self.settings) else ""
         return Account(owner, self.owner, self.settings, self.binding)
 
 
@@ -93,7 +93,7 @@ _NO_BUILD = Build("", "", "")
 def proof_of(
     owner: str, settings: Auth, build: Build | None = None, connection: Connection | None = None
 ) -> Proof:
-    """How a connection proves itself; what it leaves open, its definition says."""
+    """How a connection proves itself; its definition fills in what its settings leave open."""
     build = build or _NO_BUILD
     scheme, key = build.auth_scheme or "Bearer", ("", "")
     if isinstance(settings, ApiKeyAuth):
@@ -119,13 +119,13 @@ def proof_of(
 
 
 def _home(build: Build, connection: Connection | None) -> str:
-    """The one server that people's credentials are sent to; "": that is not the definition's.
+    """The one server that people's credentials are sent to; "": the definition names none.
 
-    Before the definition is read it is taken to lie where the definition does.
+    Before the definition is read, the server is taken to be where the definition lies.
     """
     expected: str = getattr(connection, "base_url", "") or getattr(connection, "spec", "")
-    found = next((tool.http.base_url for tool in build.tools if tool.http), expected)
-    return str(locate(found).origin()) if found.startswith(("http://", "https://")) else ""
+    url = next((tool.http.base_url for tool in build.tools if tool.http), expected)
+    return str(locate(url).origin()) if url.startswith(("http://", "https://")) else ""
 
 
 def _token_grant(scheme: str, token: str) -> Grant:
@@ -144,12 +144,12 @@ def _key_grant(key: tuple[str, str], value: str) -> Grant:
     return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
 
 
-def _persons_grant(auth: Proof, kept: Kept) -> Grant:
-    """What a person has given, as a request carries it."""
-    secret = kept.secret
+def _person_grant(auth: Proof, credential: Kept) -> Grant:
+    """A person's credential, as a request carries it."""
+    secret = credential.secret
     is_key = isinstance(auth.settings, ApiKeyAuth)
     grant = _key_grant(auth.key, secret.value) if is_key else _secret_grant(auth.scheme, secret)
-    return replace(grant, version=kept.version)
+    return replace(grant, version=credential.version)
 
 
 def _secret_grant(scheme: str, secret: Secret) -> Grant:
@@ -161,7 +161,7 @@ def _secret_grant(scheme: str, secret: Secret) -> Grant:
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     """The request with its credentials, if it goes to the connection's own host."""
     if (
-        not _below(request.url, base_url)
+        not _is_below(request.url, base_url)
         and locate(request.url).origin() != locate(base_url).origin()
     ):
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
@@ -170,7 +170,7 @@ def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     return with_headers(request, grant.headers)
 
 
-def _below(url: str, base_url: str) -> bool:
+def _is_below(url: str, base_url: str) -> bool:
     """Whether the URL is the base and a path or query after it, so surely on the same host."""
     return url.startswith(base_url) and url[len(base_url) : len(base_url) + 1] in ("/", "?")
 
@@ -179,16 +179,16 @@ def _with_query(url: str, grant: Grant) -> str:
     """The URL with the granted parameters, in place of any that a caller gave by that name."""
     path, _, query = url.partition("?")
     names = {name for name, _ in grant.query}
-    kept = [
-        text
-        for text in query.split("&")
-        if text and not names.intersection(name for name, _ in parse_qsl(text, True))
+    own_parts = [
+        part
+        for part in query.split("&")
+        if part and not names.intersection(name for name, _ in parse_qsl(part, True))
     ]
-    return f"{path}?{'&'.join([*kept, urlencode(grant.query, quote_via=quote, safe='')])}"
+    return f"{path}?{'&'.join([*own_parts, urlencode(grant.query, quote_via=quote, safe='')])}"
 
 
 class Credentials:
-    """The grants of all connections, with the tokens that are held for them."""
+    """The grants of all connections, with the tokens that are kept for them."""
 
     def __init__(
         self,
@@ -200,15 +200,15 @@ class Credentials:
         self._egress = egress
         self.keeper = keeper  # None: nobody can sign in
         self._clock = clock
-        self._held: LRUCache[str, _HeldToken] = LRUCache(MAX_REMEMBERED)
-        self._presented: LRUCache[str, str] = LRUCache(MAX_REMEMBERED)
-        self._upstreams: LRUCache[str, tuple[Connection, Proof]] = LRUCache(MAX_REMEMBERED)
-        self._asking: dict[Proof, asyncio.Task[_HeldToken]] = {}
+        self._tokens: LRUCache[str, _HeldToken] = LRUCache(MAX_REMEMBERED)
+        self._caller_tokens: LRUCache[str, str] = LRUCache(MAX_REMEMBERED)
+        self._upstream_proofs: LRUCache[str, tuple[Connection, Proof]] = LRUCache(MAX_REMEMBERED)
+        self._renewals: dict[Proof, asyncio.Task[_HeldToken]] = {}
 
     def present(self, principal: str, token: str) -> None:
         """Has calls of a principal go out with what their own token is exchanged for."""
-        self._presented.pop(principal, None)
-        self._presented[principal] = token  # the latest is the last
+        self._caller_tokens.pop(principal, None)
+        self._caller_tokens[principal] = token  # the latest is the last
 
     async def send(
         self,
@@ -223,12 +223,12 @@ class Credentials:
         grant = auth.ready or await self.grant(auth, principal)
         answer = await exchange(with_grant(request, grant, base_url))
         if answer.status == 401 and auth.ready is None:
-            refused, grant = grant, await self._other_grant(auth, principal, grant)
+            old, grant = grant, await self._other_grant(auth, principal, grant)
             answer = await exchange(with_grant(request, grant, base_url))
             # The token that was refused is a secret still: the answer may quote it.
-            grant = replace(grant, secrets=(*grant.secrets, *refused.secrets))
+            grant = replace(grant, secrets=(*grant.secrets, *old.secrets))
             if answer.status == 401 and auth.by_people:
-                raise await self._sign_in_again(auth, principal, grant)
+                raise await self._sign_in_error(auth, principal, grant)
         return answer, grant
 
     async def upstream_headers(
@@ -236,30 +236,30 @@ class Credentials:
         name: str,
         settings: Connection,
         principal: str | None,
-        refused: Headers | None,
+        refused_headers: Headers | None,
         fresh: bool = False,
     ) -> Pairs:
-        """What proves us to an MCP server; a fresh token where it refused this one.
+        """The headers that prove us to an MCP server; a fresh token where it refused the last one.
 
-        Of a fresh one that is refused nothing is left to try but that the person signs in again.
-        Tools are listed for whoever has signed in or come last, and without a token if nobody has.
+        Where it refuses a fresh token too, the person has to sign in again. Tools are listed with
+        the credentials of the person who signed in or called last, or without any.
         """
-        known = self._upstreams.get(name)
-        if known is None or known[0] is not settings:
+        entry = self._upstream_proofs.get(name)
+        if entry is None or entry[0] is not settings:
             proof = proof_of(name, settings.auth, None, settings)
-            known = self._upstreams[name] = (settings, proof)
-        auth = known[1]
-        if auth.ready is not None and refused is None:
+            entry = self._upstream_proofs[name] = (settings, proof)
+        auth = entry[1]
+        if auth.ready is not None and refused_headers is None:
             return auth.ready.headers
         if principal is None and is_personal(auth.settings):
-            principal = await self._latest(auth)
-            if not principal and refused is None:
+            principal = await self._latest_principal(auth)
+            if not principal and refused_headers is None:
                 return ()
         person = Principal(principal or "")
         grant = await self.grant(auth, person)
-        if refused is not None and set(grant.headers) <= set(refused):
+        if refused_headers is not None and set(grant.headers) <= set(refused_headers):
             if fresh and auth.by_people:
-                raise await self._sign_in_again(auth, person, grant)
+                raise await self._sign_in_error(auth, person, grant)
             grant = grant if fresh else await self._other_grant(auth, person, grant)
         return grant.headers
 
@@ -270,30 +270,30 @@ class Credentials:
         if auth.by_people:
             return await self._grant_of_person(auth, principal, rejected)
         auth = self._with_subject(auth, principal)
-        held = self._held.get(auth.owner)
-        if held is not None and held.auth == auth and self._clock() < held.renew_at:
-            return held.grant
-        task = self._asking.get(auth)
+        token = self._tokens.get(auth.owner)
+        if token is not None and token.auth == auth and self._clock() < token.renew_at:
+            return token.grant
+        task = self._renewals.get(auth)
         if task is None:
-            task = self._asking[auth] = asyncio.create_task(self._renew(auth, held))
-            task.add_done_callback(partial(self._note_end, auth))
+            task = self._renewals[auth] = asyncio.create_task(self._renew(auth, token))
+            task.add_done_callback(partial(self._end_renewal, auth))
         return (await asyncio.shield(task)).grant
 
     async def _other_grant(self, auth: Proof, principal: Principal, old: Grant) -> Grant:
-        """What a call adds to its request in place of what an API did not accept."""
+        """What a call adds to its request in place of a grant that an API did not accept."""
         if not auth.by_people:
             self.reject(self._with_subject(auth, principal), old)
         return await self.grant(auth, principal, rejected=old.version)
 
     def reject(self, auth: Proof, grant: Grant) -> None:
-        """Forget a grant that an API did not accept, unless another has replaced it already."""
-        held = self._held.get(auth.owner)
-        if held and held.grant == grant:
-            self._held[auth.owner] = replace(held, renew_at=0.0, expires_at=0.0)
+        """Forget a grant that an API did not accept, unless another one has replaced it already."""
+        token = self._tokens.get(auth.owner)
+        if token and token.grant == grant:
+            self._tokens[auth.owner] = replace(token, renew_at=0.0, expires_at=0.0)
 
     async def close(self) -> None:
-        """End every request for a token, but for those whose answer nobody could ask for again."""
-        tasks = [*self._asking.values()]
+        """End every request for a token, but for those whose answer can't be asked for again."""
+        tasks = [*self._renewals.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -306,33 +306,33 @@ class Credentials:
         try:
             if self.keeper is None:
                 raise SignInNeeded
-            kept = await self.keeper.get(auth.account(principal.name), rejected)
+            credential = await self.keeper.get(auth.account(principal.name), rejected)
         except SignInNeeded as error:
             raise sign_in_required(self.keeper, auth.owner, auth.settings, principal) from error
-        return _persons_grant(auth, kept)
+        return _person_grant(auth, credential)
 
-    async def _sign_in_again(
+    async def _sign_in_error(
         self, auth: Proof, principal: Principal, grant: Grant
     ) -> UpstreamFailed:
-        """The error for an API that does not take what was renewed just now."""
+        """The error for an API that does not accept a credential renewed just now."""
         if self.keeper is not None and isinstance(auth.settings, OAuth2Auth):
             await self.keeper.refuse(auth.account(principal.name), grant.version)
         return sign_in_required(self.keeper, auth.owner, auth.settings, principal)
 
-    async def _latest(self, auth: Proof) -> str:
-        """Whose credentials list the tools of a server; "": nobody's."""
+    async def _latest_principal(self, auth: Proof) -> str:
+        """The principal whose credentials list the tools of a server; "": nobody's."""
         if auth.by_people:
-            signed_in = await self.keeper.holders(auth.owner) if self.keeper else []
+            names = await self.keeper.holders(auth.owner) if self.keeper else []
         else:
-            signed_in = list(self._presented)[-1:]
-        return signed_in[0] if signed_in else ""
+            names = list(self._caller_tokens)[-1:]
+        return names[0] if names else ""
 
     def _with_subject(self, auth: Proof, principal: Principal) -> Proof:
-        """The proof of this caller, where their own token is what another is asked for with."""
+        """The proof with the caller's own token, where that is exchanged for another token."""
         settings = auth.settings
         if not isinstance(settings, OAuth2Auth) or settings.grant != "token_exchange":
             return auth
-        token = principal.presented or self._presented.get(principal.name)
+        token = principal.presented or self._caller_tokens.get(principal.name)
         if token is None:
             words = f"{auth.owner} is called with the caller's own token, and there is none."
             hint = "Call with a token of your own."
@@ -341,33 +341,33 @@ class Credentials:
             auth, owner=f"{auth.owner} {sha256(token.encode()).hexdigest()}", subject=token
         )
 
-    # --- tokens that are asked for ----------------------------------------------------------------
+    # --- tokens that the gateway asks for ---------------------------------------------------------
 
-    async def _renew(self, auth: Proof, held: _HeldToken | None) -> _HeldToken:
-        rejected = held is not None and held.expires_at == 0.0
+    async def _renew(self, auth: Proof, old: _HeldToken | None) -> _HeldToken:
+        is_rejected = old is not None and old.expires_at == 0.0
         try:
-            found = await self._fetch(auth, rejected)
+            new = await self._fetch_token(auth, is_rejected)
         except GatewayError:
             now = self._clock()
-            if held is None or held.auth != auth or now >= held.expires_at:
+            if old is None or old.auth != auth or now >= old.expires_at:
                 raise
-            found = replace(held, renew_at=now + TOKEN_SECONDS)  # the old one still works
-        self._held[auth.owner] = found
-        return found
+            new = replace(old, renew_at=now + TOKEN_SECONDS)  # the old token still works
+        self._tokens[auth.owner] = new
+        return new
 
-    def _note_end(self, auth: Proof, task: asyncio.Task[_HeldToken]) -> None:
-        del self._asking[auth]
+    def _end_renewal(self, auth: Proof, task: asyncio.Task[_HeldToken]) -> None:
+        del self._renewals[auth]
         if not task.cancelled():
-            task.exception()  # its callers have it, unless all of them have gone
+            task.exception()  # its callers have the error, unless they all have gone
 
-    async def _fetch(self, auth: Proof, rejected: bool) -> _HeldToken:
+    async def _fetch_token(self, auth: Proof, is_rejected: bool) -> _HeldToken:
         asked_at, settings = self._clock(), auth.settings
         if isinstance(settings, OAuth2Auth):
             token, life = await ask_token(self._egress, settings, auth.subject)
             grant = _token_grant(auth.scheme, token)
         else:
             assert isinstance(settings, NangoAuth)
-            secret, life = await read_nango(self._egress, settings, rejected, asked_at)
+            secret, life = await read_nango(self._egress, settings, is_rejected, asked_at)
             grant = _secret_grant(auth.scheme, secret)
         life = max(life, 1.0)
         return _HeldToken(auth, grant, asked_at + 0.8 * life, asked_at + life)
@@ -381,7 +381,7 @@ class _HeldToken:
     expires_at: float  # 0.0: the API did not accept it
 
 
-# Names no connection can have: Azure's tokens are one for all connections behind it.
+# Names no connection can have: all connections behind Azure share its tokens.
 AZURE = "[azure]"
 AZURE_RUNTIME = "[azure runtime]"
 # Azure's connectors don't take a token that was made for managing Azure, nor should they see one.
@@ -409,23 +409,23 @@ class PreparedConnections:
     """One `Prepared` a connection, made again when its settings or its build change."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[ConnectionState, Azure | None, Prepared]] = {}
+        self._prepared: dict[str, tuple[ConnectionState, Azure | None, Prepared]] = {}
 
     def of(self, snapshot: Snapshot, name: str) -> Prepared:
         """The connection of this snapshot, ready for calls."""
         state, azure = snapshot.connections[name], snapshot.settings.azure
-        known = self._known.get(name)
-        if known is not None and known[0] is state and known[1] is azure:
-            return known[2]
+        entry = self._prepared.get(name)
+        if entry is not None and entry[0] is state and entry[1] is azure:
+            return entry[2]
         prepared = prepare(state, azure)
-        self._known[name] = (state, azure, prepared)
-        for gone in self._known.keys() - snapshot.connections.keys():
-            del self._known[gone]
+        self._prepared[name] = (state, azure, prepared)
+        for old_name in self._prepared.keys() - snapshot.connections.keys():
+            del self._prepared[old_name]
         return prepared
 
 
 def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
-    """What calls of this connection need."""
+    """The connection, made ready for calls."""
     settings, build, auth = state.settings, state.build or _NO_BUILD, _proof(state, azure)
     limit = settings.rate_limit
     secrets = frozenset(secrets_of(settings) | secrets_in(auth.settings))
@@ -458,7 +458,7 @@ def _proof(state: ConnectionState, azure: Azure | None) -> Proof:
 
 
 def account_of(state: ConnectionState, principal: str) -> Account:
-    """Whose credentials calls of this principal go out with."""
+    """The account whose credentials calls of this principal go out with."""
     settings = state.settings
     return proof_of(state.name, settings.auth, state.build, settings).account(principal)
 
@@ -466,15 +466,15 @@ def account_of(state: ConnectionState, principal: str) -> Account:
 def prove(
     credentials: Credentials, name: str, settings: Connection, build: Build | None
 ) -> tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]:
-    """What a connection proves itself with, and the way to send a request of its own with that.
+    """A connection's proof, and the function that sends a request of its own with that proof.
 
-    A token that the host no longer accepts is replaced once. The request's own host is the only
-    one that sees any of it.
+    A token that the host no longer accepts is replaced once. No host but the request's own sees a
+    credential.
     """
     auth = proof_of(name, settings.auth, build, settings)
     headers = tuple(settings.headers.items())
     if is_personal(auth.settings):
-        auth = proof_of(name, NoAuth())  # a definition is nobody's own
+        auth = proof_of(name, NoAuth())  # a definition belongs to no person
 
     async def send(request: Request, exchange: Exchange) -> Answer:
         request = with_headers(request, headers)
@@ -483,13 +483,13 @@ def prove(
         except UpstreamFailed as error:
             if error.code != "sign_in_required":
                 raise
-        return await exchange(request)  # nobody has signed in yet: it may be open to all
+        return await exchange(request)  # nobody has signed in yet: the host may be open to all
 
     return (auth, headers), send
 
 
 def redactor_with(prepared: Prepared, *grants: Grant) -> Redactor:
-    """What clears an answer of the connection's secrets and of the tokens it was asked with."""
+    """The redactor of the connection's secrets and of the tokens its requests went out with."""
     if prepared.auth.ready is not None:
         return prepared.redactor
     return redactor_of(prepared.secrets.union(*(grant.secrets for grant in grants)))

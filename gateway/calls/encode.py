@@ -6,7 +6,7 @@ already encoded, so a value can never pass for a delimiter. Null is RFC 6570's "
 left out, in lists and objects too.
 
 A body's properties are arguments of their own (`fields`) or the body is one argument (`whole`);
-where the object may have others, arguments with no place of their own are properties as they are.
+where the object may have other properties, arguments with no place of their own become those.
 Hidden constants are merged in last, so a caller can't override them. Files come as base64.
 """
 
@@ -41,7 +41,7 @@ DELIMITERS: Mapping[str, str] = {
 
 
 def scalar(value: Any) -> str:
-    """One value as text: `true`, `1`, `blue`; what is not scalar as JSON."""
+    """One value as text: `true`, `1`, `blue`; arrays and objects as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -53,27 +53,27 @@ def scalar(value: Any) -> str:
 
 
 def is_json(media_type: str) -> bool:
-    """Whether what has this media type is written as JSON."""
+    """Whether content of this media type is written as JSON."""
     plain = media_type.partition(";")[0].strip().lower()
     return plain.endswith(("/json", "+json"))
 
 
-def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:
+def join_value(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:
     """A value in the styles that make one text: simple, label, matrix, the delimited ones."""
     if style == "simple" and isinstance(value, (str, int, float)):
         return encode(scalar(value))
     if style == "matrix":
-        found = pairs("form", explode, name, value, encode)
-        return "".join(f";{encode(key)}{text and '=' + text}" for key, text in found)
-    lead, between = (".", "." if explode else ",") if style == "label" else ("", ",")
+        texts = pairs("form", explode, name, value, encode)
+        return "".join(f";{encode(key)}{text and '=' + text}" for key, text in texts)
+    lead, delimiter = (".", "." if explode else ",") if style == "label" else ("", ",")
     if style in DELIMITERS:
-        between = encode(DELIMITERS[style])
-    return lead + between.join(_parts(explode, value, encode))
+        delimiter = encode(DELIMITERS[style])
+    return lead + delimiter.join(_parts(explode, value, encode))
 
 
 def _parts(explode: bool, value: Any, encode: Encode) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for key, item in _present(value):
+        for key, item in _present_items(value):
             yield from [f"{encode(key)}={encode(item)}"] if explode else [encode(key), encode(item)]
     elif isinstance(value, (list, tuple)):
         yield from (encode(scalar(item)) for item in value if item is not None)
@@ -88,31 +88,31 @@ def pairs(
     if isinstance(value, (str, int, float)):
         yield name, encode(scalar(value))
     elif style == "deepObject":
-        yield from _deep(name, value, encode)
+        yield from _deep_pairs(name, value, encode)
     elif not value:
         return
     elif isinstance(value, Mapping) and explode and style == "form":
-        yield from ((key, encode(item)) for key, item in _present(value))
+        yield from ((key, encode(item)) for key, item in _present_items(value))
     elif isinstance(value, (list, tuple)) and explode:
         yield from ((name, part) for part in _parts(False, value, encode))
     else:
-        yield name, joined(style, False, name, value, encode)
+        yield name, join_value(style, False, name, value, encode)
 
 
-def _deep(name: str, value: Any, encode: Encode) -> Iterator[tuple[str, str]]:
+def _deep_pairs(name: str, value: Any, encode: Encode) -> Iterator[tuple[str, str]]:
     """`a[b][c]=1`; `a[]=1` for plain items, `a[0][b]=1` where items have parts of their own."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _deep(f"{name}[{key}]", item, encode)
+            yield from _deep_pairs(f"{name}[{key}]", item, encode)
     elif isinstance(value, (list, tuple)):
         nested = any(isinstance(item, (Mapping, list, tuple)) for item in value)
         for index, item in enumerate(value):
-            yield from _deep(f"{name}[{index if nested else ''}]", item, encode)
+            yield from _deep_pairs(f"{name}[{index if nested else ''}]", item, encode)
     elif value is not None:
         yield name, encode(scalar(value))
 
 
-def _present(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _present_items(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     return ((str(key), scalar(item)) for key, item in value.items() if item is not None)
 
 
@@ -161,10 +161,10 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
     if body.wrap:
         value = {body.wrap: value if isinstance(value, list) else [value]}
     if body.binary:
-        return body.media_type, _decoded(body.whole or "body", value)
+        return body.media_type, _decode_file(body.whole or "body", value)
     if is_json(media_type):
         return body.media_type, orjson.dumps(value)
-    return _text(body, media_type, value)
+    return _text_body(body, media_type, value)
 
 
 def _body_content(body: Body, arguments: Mapping[str, Any]) -> Any:
@@ -176,35 +176,35 @@ def _body_content(body: Body, arguments: Mapping[str, Any]) -> Any:
     else:
         value = {f.name: arguments[f.argument] for f in body.fields if f.argument in arguments}
         if body.all_but is not None:
-            others = arguments.keys() - body.all_but - value.keys()
-            value |= {name: item for name, item in arguments.items() if name in others}
+            extra_names = arguments.keys() - body.all_but - value.keys()
+            value |= {name: item for name, item in arguments.items() if name in extra_names}
         if not value and not body.required:
             value = _ABSENT
     if body.constants and (value is _ABSENT or isinstance(value, Mapping)):
-        return _merged({} if value is _ABSENT else value, body.constants)
+        return _merge_constants({} if value is _ABSENT else value, body.constants)
     if value is _ABSENT and body.required:
         raise problem(body.whole or "body", "is required")
     return value
 
 
 def _check_names(body: Body, value: Any) -> None:
-    """Refuse a property of the caller's own naming that some servers take for the method."""
+    """Refuses a property of the caller's own naming that some servers take for the method."""
     for name in value if isinstance(value, Mapping) else ():
         if may_reroute(str(name), "body") and all(name != field.name for field in body.fields):
             words = f"can't hold the key {name!r}: it could mean another method"
             raise problem(body.whole or "body", words)
 
 
-def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_constants(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(value)
     for key, constant in constants.items():
         inner = merged.get(key)
-        both = isinstance(constant, Mapping) and isinstance(inner, Mapping)
-        merged[key] = _merged(inner, constant) if both else constant
+        nested = isinstance(constant, Mapping) and isinstance(inner, Mapping)
+        merged[key] = _merge_constants(inner, constant) if nested else constant
     return merged
 
 
-def _text(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
+def _text_body(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
     content_type = body.media_type
     if "charset" not in content_type.lower() and media_type.startswith("text/"):
         content_type += "; charset=utf-8"
@@ -217,7 +217,7 @@ def _text(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
     return content_type, text.encode()
 
 
-def _decoded(argument: str, value: Any) -> bytes:
+def _decode_file(argument: str, value: Any) -> bytes:
     """The bytes of a file given in base64, read strictly."""
     if isinstance(value, str):
         try:
@@ -227,14 +227,14 @@ def _decoded(argument: str, value: Any) -> bytes:
     raise problem(argument, "must be the file's content in base64 (RFC 4648, with padding)")
 
 
-def _given_fields(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
-    """The properties of a form, each with what is known of it; null ones are left out."""
+def _form_fields(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
+    """The properties of a form, each with its definition; null properties are left out."""
     if not isinstance(value, Mapping):
         raise problem(body.whole or "body", "must be an object: it is sent as a form")
-    known = {f.name: f for f in body.fields}
+    fields = {f.name: f for f in body.fields}
     for name, item in value.items():
         if item is not None:
-            yield known.get(name) or Field(name, str(name)), item
+            yield fields.get(name) or Field(name, str(name)), item
 
 
 # --- XML ------------------------------------------------------------------------------------------
@@ -246,18 +246,18 @@ _XML_NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?")
 def _element(name: str, value: Any, layout: Mapping[str, Any]) -> Element:
     """A value as an element, its properties as the definition's `xml` says.
 
-    A list is as many elements as it has items, unless it is to be wrapped in one.
+    A list is an element per item, unless the definition wraps the items in one element.
     """
     element = Element(_xml_name(name, layout))
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            own = layout.get("properties", {}).get(key, {})
-            if isinstance(inner, list) and not own.get("wrapped"):
-                element.extend(_element(key, item, own.get("items", {})) for item in inner)
-            elif own.get("attribute") and inner is not None:
-                element.set(_xml_name(key, own), scalar(inner))
+            inner_layout = layout.get("properties", {}).get(key, {})
+            if isinstance(inner, list) and not inner_layout.get("wrapped"):
+                element.extend(_element(key, item, inner_layout.get("items", {})) for item in inner)
+            elif inner_layout.get("attribute") and inner is not None:
+                element.set(_xml_name(key, inner_layout), scalar(inner))
             elif inner is not None:
-                element.append(_element(key, inner, own))
+                element.append(_element(key, inner, inner_layout))
     elif isinstance(value, list):
         element.extend(_element(element.tag, each, layout.get("items", {})) for each in value)
     else:
@@ -281,16 +281,16 @@ def _xml_name(key: str, layout: Mapping[str, Any]) -> str:
 
 def _form(body: Body, value: Any) -> bytes:
     texts = []
-    for field, item in _given_fields(body, value):
-        if _as_json(field, item):
+    for field, item in _form_fields(body, value):
+        if _is_sent_as_json(field, item):
             texts.append((field.name, percent(orjson.dumps(item).decode())))
         else:
             texts += pairs(field.style, field.explode, field.name, item, percent)
     return "&".join(f"{parameter_name(name)}={text}" for name, text in texts).encode()
 
 
-def _as_json(field: Field, item: Any) -> bool:
-    """Objects are JSON unless a style is asked for: their keys must not become fields."""
+def _is_sent_as_json(field: Field, item: Any) -> bool:
+    """Objects are JSON unless the definition asks for a style: keys must not become fields."""
     if field.media_type and is_json(field.media_type):
         return True
     return isinstance(item, Mapping) and field.style == "form"
@@ -302,8 +302,8 @@ def _as_json(field: Field, item: Any) -> bool:
 def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[str, bytes]:
     parts = [
         _part(field, item, arguments, number)
-        for field, whole in _given_fields(body, value)
-        for number, item in enumerate(_items(field, whole))
+        for field, field_value in _form_fields(body, value)
+        for number, item in enumerate(_items(field, field_value))
     ]
     boundary = hashlib.sha256(b"".join(parts)).hexdigest()  # no part can hold its own hash
     line = b"--" + boundary.encode()
@@ -311,24 +311,24 @@ def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[st
     return f"{body.media_type}; boundary={boundary}", content
 
 
-def _items(field: Field, whole: Any) -> list[Any]:
-    """The values that become parts: a list is one part each, unless it is to be one text."""
-    if not isinstance(whole, list) or _as_json(field, whole):
-        return [whole]
+def _items(field: Field, field_value: Any) -> list[Any]:
+    """The values that become parts: one per item of a list, unless the list is to be one text."""
+    if not isinstance(field_value, list) or _is_sent_as_json(field, field_value):
+        return [field_value]
     if field.explode or field.file:
-        return whole
-    return [text for _, text in pairs(field.style, False, field.name, whole, str)]
+        return field_value
+    return [text for _, text in pairs(field.style, False, field.name, field_value, str)]
 
 
 def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) -> bytes:
-    disposition = f'Content-Disposition: form-data; name="{_quoted(field.name)}"'
+    disposition = f'Content-Disposition: form-data; name="{_escape_name(field.name)}"'
     media_type = field.media_type
     if field.file:
-        content = _decoded(field.argument, item)
-        name = _said(arguments, field.file_name_argument, number) or field.name
-        disposition += f'; filename="{_quoted(name)}"'
-        media_type = _said_type(arguments, field, number) or file_type(name, media_type or "")
-    elif isinstance(item, (Mapping, list)) or _as_json(field, item):
+        content = _decode_file(field.argument, item)
+        name = _file_detail(arguments, field.file_name_argument, number) or field.name
+        disposition += f'; filename="{_escape_name(name)}"'
+        media_type = _content_type_of(arguments, field, number) or file_type(name, media_type or "")
+    elif isinstance(item, (Mapping, list)) or _is_sent_as_json(field, item):
         content = orjson.dumps(item)
         media_type = media_type or "application/json"
     else:
@@ -337,35 +337,35 @@ def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) ->
     return f"{disposition}{kind}\r\n\r\n".encode() + content
 
 
-def _said(arguments: Mapping[str, Any], argument: str | None, number: int) -> str:
-    """What the caller says of a file, or of the one in this place of several."""
-    said = arguments.get(argument or "")
-    if isinstance(said, list):
-        said = said[number] if number < len(said) else ""
-    return str(said or "")
+def _file_detail(arguments: Mapping[str, Any], argument: str | None, number: int) -> str:
+    """What an argument says of a file: one text, or of a list the text for this file's number."""
+    detail = arguments.get(argument or "")
+    if isinstance(detail, list):
+        detail = detail[number] if number < len(detail) else ""
+    return str(detail or "")
 
 
-def _said_type(arguments: Mapping[str, Any], field: Field, number: int) -> str:
-    said = _said(arguments, field.content_type_argument, number)
-    if not _MEDIA_TYPE.fullmatch(said):
+def _content_type_of(arguments: Mapping[str, Any], field: Field, number: int) -> str:
+    media_type = _file_detail(arguments, field.content_type_argument, number)
+    if not _MEDIA_TYPE.fullmatch(media_type):
         raise problem(field.content_type_argument or "", "must be a media type such as image/png")
-    return said
+    return media_type
 
 
 _MEDIA_TYPE = re.compile(MEDIA_TYPE_PATTERN)
 
 
-def file_type(name: str, accepted: str) -> str:
-    """The media type of a file: what its name says, among those that are accepted if any are."""
-    guessed, _ = _KNOWN_TYPES.guess_type(name.rpartition("/")[2])
-    kinds = [each.strip() for each in accepted.split(",") if each.strip()]
-    if not kinds or (guessed and any(fnmatch(guessed, each.lower()) for each in kinds)):
-        return guessed or OCTETS
+def file_type(name: str, accepted_types: str) -> str:
+    """The media type of a file by its name, among the accepted types if there are any."""
+    guess, _ = _KNOWN_TYPES.guess_type(name.rpartition("/")[2])
+    kinds = [each.strip() for each in accepted_types.split(",") if each.strip()]
+    if not kinds or (guess and any(fnmatch(guess, each.lower()) for each in kinds)):
+        return guess or OCTETS
     return next((each for each in kinds if "*" not in each), OCTETS)
 
 
 OCTETS = "application/octet-stream"
-# The same on every machine: Python's own table with what it lacks, not the system's files.
+# The same on every machine: Python's own table and the types it lacks, not the system's files.
 _KNOWN_TYPES = MimeTypes()
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 _KNOWN_TYPES.types_map[True].update(
@@ -379,10 +379,10 @@ _KNOWN_TYPES.types_map[True].update(
         ".gz": "application/gzip",
     }
 )
-_KNOWN_TYPES.encodings_map = {}  # a packed file is what it is packed with
+_KNOWN_TYPES.encodings_map = {}  # `a.csv.gz` is a gzip file, not a CSV file
 
 
-def _quoted(name: str) -> str:
+def _escape_name(name: str) -> str:
     """A name inside quotation marks, escaped as browsers do."""
     return "".join(_ESCAPES.get(c, c) for c in name if c >= " " or c in "\r\n")
 

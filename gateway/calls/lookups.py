@@ -1,8 +1,8 @@
-"""Looks up what may go into a tool's input: by calling the operations its definition names.
+"""Looks up the values a tool's input may take, by calling the operations its definition names.
 
 Such a call is a call like any other: under the caller's access, within the connection's limits,
-recorded and redacted. Three rules keep it harmless. It never waits for a person: what would have to
-be confirmed is refused. A POST counts as a read only where its definition marks it safe and the
+recorded and redacted. Three rules keep it harmless. It never waits for a person: a call that needs
+an approval is refused. A POST counts as a read only where its definition marks it safe and the
 connection is trusted. And an operation that is a tool of its own must be in the caller's view.
 """
 
@@ -18,15 +18,15 @@ import orjson
 
 from gateway.azure.lookup_rules import (
     Call,
-    Known,
+    KnownInputs,
     Rule,
     Step,
     call_of,
     entry_of,
     fill_in,
-    following,
     items_of,
     next_link,
+    next_page,
     schema_step,
     values_rule,
     walk,
@@ -59,23 +59,24 @@ class LookUp:
         return self.snapshot.connections[self.tool.connection]
 
     async def values(self, parameter: str) -> dict[str, Any]:
-        """What may go into this input: `{values: [{value, title}], more}`."""
+        """The values this input may take: `{values: [{value, title}], more}`."""
         rules = _rules(self.tool)
         if parameter not in rules:
-            listed = ", ".join(name for name in rules if name) or "none"
+            names = ", ".join(name for name in rules if name) or "none"
             raise Fixable(
                 "invalid_arguments",
                 f"{self.tool.name} has no look-up for {parameter!r}",
-                f"Inputs with one: {listed}.",
+                f"Inputs with one: {names}.",
             )
         rule = values_rule(parameter, rules[parameter])
         if rule.below is None:
-            step, known = rule.first, self._known()
+            step, inputs = rule.first, self._known_inputs()
         else:  # of a tree: the input's own value is the folder to open
             node = self.known.get(parameter)
             step = rule.first if node is None else rule.below
-            known = self._known(node, without=parameter)
-        return await self._listed(call_of(step, self._target(step), known, parameter), step, rule)
+            inputs = self._known_inputs(node, without=parameter)
+        call = call_of(step, self._tool_of(step), inputs, parameter)
+        return await self._list_values(call, step, rule)
 
     async def schema(self) -> dict[str, Any]:
         """The tool's input schema with what depends on the known inputs filled in."""
@@ -84,7 +85,7 @@ class LookUp:
             step = schema_step(argument or "the body", rules)
             if step is None:
                 continue
-            call = call_of(step, self._target(step), self._known(), argument)
+            call = call_of(step, self._tool_of(step), self._known_inputs(), argument)
             found = walk(await self._answer(call), step.items)
             if isinstance(found, Mapping) and found:
                 fill_in(schema, argument, dict(found))
@@ -97,28 +98,28 @@ class LookUp:
             )
         return schema
 
-    def _known(self, node: Any = None, *, without: str | None = None) -> Known:
+    def _known_inputs(self, node: Any = None, *, without: str | None = None) -> KnownInputs:
         values = {name: value for name, value in self.known.items() if name != without}
-        return Known(self.tool, values, self.state.settings.inject, node)
+        return KnownInputs(self.tool, values, self.state.settings.inject, node)
 
-    async def _listed(self, call: Call, step: Step, rule: Rule) -> dict[str, Any]:
+    async def _list_values(self, call: Call, step: Step, rule: Rule) -> dict[str, Any]:
         values: list[dict[str, Any]] = []
         link = ""
         for _ in range(LOOKUP_PAGES):
             answer = await self._answer(call)
-            found = (entry_of(item, step, rule) for item in items_of(answer, step.items))
-            values += [entry for entry in found if entry is not None]
+            entries = (entry_of(item, step, rule) for item in items_of(answer, step.items))
+            values += [entry for entry in entries if entry is not None]
             link = next_link(answer)
-            onward = following(call.tool, link, self.state.build) if link else None
-            if onward is None or len(values) >= LOOKUP_VALUES:
+            next_call = next_page(call.tool, link, self.state.build) if link else None
+            if next_call is None or len(values) >= LOOKUP_VALUES:
                 break
-            call = onward
+            call = next_call
         values_and_sizes = zip(values[:LOOKUP_VALUES], accumulate(map(_size, values)), strict=False)
         bound = self.snapshot.settings.limits.max_output_bytes  # of a result
-        shown = [value for value, size in values_and_sizes if size <= bound]
-        return {"values": shown, "more": bool(link) or len(values) > len(shown)}
+        page = [value for value, size in values_and_sizes if size <= bound]
+        return {"values": page, "more": bool(link) or len(values) > len(page)}
 
-    def _target(self, step: Step) -> Tool:
+    def _tool_of(self, step: Step) -> Tool:
         """The operation a step calls, as this caller may call it."""
         build = self.state.build
         assert build is not None
@@ -142,19 +143,19 @@ class LookUp:
     async def _answer(self, call: Call) -> Any:
         """The JSON that the call answers with."""
         self._check_allowed(call.tool)
-        about = (self.snapshot, call.tool, call.arguments, self.caller)
-        result = await self.call(*about, door={})  # it never waits, to be found again
+        # No door: the call never waits, so no process has to find its tool again.
+        result = await self.call(self.snapshot, call.tool, call.arguments, self.caller, door={})
         structured = result.get("structuredContent")
         if result.get("isError"):
             error = failure_in(result)
             message = f"the look-up failed: {error['message']}"
             raise GatewayError(**{**error, "message": message})
         if isinstance(structured, dict) and structured.get("truncated") is True:
-            return await self._whole(structured)
+            return await self._read_whole(structured)
         return None if structured is None else orjson.loads(result["content"][0]["text"])
 
     def _check_allowed(self, tool: Tool) -> None:
-        """Refuses what the caller may not call, or not without a person's word."""
+        """Refuses a tool that the caller may not call, or not without a person's approval."""
         decision = permit(self.snapshot, self.caller.principal, tool)
         if decision.outcome != "allow":
             raise Refused(
@@ -163,13 +164,13 @@ class LookUp:
                 f'An operator may set permissions.tools.{tool.name} = "allowed".',
             )
 
-    async def _whole(self, structured: Mapping[str, Any]) -> Any:
-        """An answer too large for a result is kept for its caller: it is read there."""
+    async def _read_whole(self, structured: Mapping[str, Any]) -> Any:
+        """Reads an answer from the store, where it is kept as too large for a result."""
         owner = self.caller.principal.name
-        kept = await read_result(self.db, str(structured.get("result_id")), owner, 0.0)
-        if kept is None or kept.bytes > LOOKUP_BYTES or structured.get("incomplete"):
+        row = await read_result(self.db, str(structured.get("result_id")), owner, 0.0)
+        if row is None or row.bytes > LOOKUP_BYTES or structured.get("incomplete"):
             raise UpstreamFailed("upstream_error", "the answer to the look-up is too large")
-        value = await asyncio.to_thread(as_json, kept.body, kept.media_type)
+        value = await asyncio.to_thread(as_json, row.body, row.media_type)
         if value is NOT_JSON:
             raise UpstreamFailed("upstream_error", "the answer to the look-up is not JSON")
         return value
@@ -184,8 +185,8 @@ def _rules(tool: Tool) -> dict[str, Any]:
 
 
 def _as_look_up(tool: Tool) -> Tool:
-    """A POST that is marked safe reads, if the one who marks it is trusted."""
-    marked = orjson.loads(tool.entry)["annotations"]
-    if tool.access == "write" and tool.trust == "trusted" and marked.get("readOnlyHint"):
+    """The tool as a read, where it is a POST that a trusted definition marks as safe."""
+    hints = orjson.loads(tool.entry)["annotations"]
+    if tool.access == "write" and tool.trust == "trusted" and hints.get("readOnlyHint"):
         return replace(tool, access="read", risk="none")
     return tool

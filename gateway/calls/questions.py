@@ -7,8 +7,8 @@ answer is a yes: what is missing, odd or declined denies.
 An upstream asks for words of the client's user (elicitation), for what the client's model says
 (sampling), or for the folders the client works in (roots); questions and answers come by key. A
 client is only asked what it said that it can answer. An elicitation that can't be put is declined,
-and no answer in time is a `cancel`; for the others the server's request fails. What belongs to one
-hop stays there, and questions are cleared of secrets.
+and no answer in time is a `cancel`; a sampling or roots request then fails. The fields of one hop
+stay there, and questions are cleared of secrets.
 
 A client of 2025 is asked on the stream of its request; one of 2026-07-28 gets the question as its
 answer and replies by calling again. Meanwhile the call is held by the process where it runs, so
@@ -19,7 +19,7 @@ that its approval, token, row and request upstream stay the same:
       └────► ends: the outcome is kept a while, for a client that did not hear it
 
 What the client hands back is sealed: it names the process, the call and the round of questions, and
-is bound to who calls what. Another process passes the answer on to the one that holds the call.
+is bound to caller, tool and arguments. Another process passes the answer on to the holder.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ def message(approval: Approval, display_name: str, behalf: str | None = None) ->
         f"Risk: {approval.risk}",
         "Arguments:" if approval.arguments else "Arguments: none",
     ]
-    lines += [f"  {_visible(name)}: {_value(item)}" for name, item in approval.arguments.items()]
+    lines += [f"  {_visible(name)}: {_quote(item)}" for name, item in approval.arguments.items()]
     lines += [f"⚠ {warning}" for warning in approval.warnings]
     return "\n".join(lines)
 
 
 def form(always: str) -> dict[str, Any]:
-    """The form that a person fills in, which says no by itself; `always` says what that means."""
+    """The form that a person fills in, `deny` by default; `always` words a third choice."""
     about = "approve: this call, once. deny: the agent is told no."
     if always:
         about += f" always_allow: this tool, {_visible(always)}."
@@ -145,15 +145,15 @@ def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[
 
 def largest_list(value: Any, at: str = "the arguments") -> tuple[str, int]:
     """Where the longest list is, and how long it is."""
-    best, inner = (at, 0), list[tuple[str, Any]]()
+    own, inner = (at, 0), list[tuple[str, Any]]()
     if isinstance(value, Mapping):
         inner = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list):
-        best, inner = (at, len(value)), [(at, item) for item in value[:1000]]
-    return max([best, *(largest_list(item, name) for name, item in inner)], key=lambda one: one[1])
+        own, inner = (at, len(value)), [(at, item) for item in value[:1000]]
+    return max([own, *(largest_list(item, name) for name, item in inner)], key=lambda pair: pair[1])
 
 
-def _value(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = _visible(json_bytes(value).decode().strip())
     if len(text) <= limits.MAX_QUOTE_CHARS:
         return text
@@ -167,16 +167,16 @@ def _visible(text: str) -> str:
 # --- what an upstream asks ------------------------------------------------------------------------
 
 SAMPLE, ROOTS = "sampling/createMessage", "roots/list"
-ASKED_BY: Mapping[str, str] = {ELICIT: "elicitation", SAMPLE: "sampling", ROOTS: "roots"}
-ANSWERED_BY: Mapping[str, str] = {SAMPLE: "content", ROOTS: "roots"}  # what an answer must have
-# Belongs to one hop, not to what is asked. `includeContext` would show one server what others said.
-OF_A_HOP = {"_meta", "task", "includeContext", "resultType"}
+CAPABILITY_OF: Mapping[str, str] = {ELICIT: "elicitation", SAMPLE: "sampling", ROOTS: "roots"}
+ANSWER_FIELD: Mapping[str, str] = {SAMPLE: "content", ROOTS: "roots"}  # that an answer must have
+# Fields of a hop, not of the question. `includeContext` would tell a server what others said.
+HOP_FIELDS = {"_meta", "task", "includeContext", "resultType"}
 CANCELLED: dict[str, Any] = {"action": "cancel"}
 DECLINED: dict[str, Any] = {"action": "decline"}
 
 
 def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None) -> Ask | None:
-    """How questions reach this caller within so many seconds; None: they don't.
+    """What puts questions to this caller, for at most `seconds`; None: the caller can't be asked.
 
     `put` is the way to a client that can't be asked on its request's own stream.
     """
@@ -185,15 +185,15 @@ def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = 
         return None
 
     async def ask(questions: ByKey) -> ByKey:
-        cleared = {key: _plain(question) for key, question in redactor.json(questions).items()}
-        check_offered(cleared, caller)
-        wanted = {k: q for k, q in cleared.items() if reach and _can_be_put(q, caller.askable)}
-        found: ByKey = {}
+        clean = {key: _plain(question) for key, question in redactor.json(questions).items()}
+        check_questions(clean, caller)
+        answerable = {k: q for k, q in clean.items() if reach and _can_be_put(q, caller.askable)}
+        replies: ByKey = {}
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                found = await reach(wanted) if reach and wanted else {}
-        answers = {key: _answer(wanted[key]["method"], found.get(key)) for key in wanted}
-        return {**dict.fromkeys(cleared.keys() - wanted.keys(), DECLINED), **answers}
+                replies = await reach(answerable) if reach and answerable else {}
+        answers = {key: _answer(answerable[key]["method"], replies.get(key)) for key in answerable}
+        return {**dict.fromkeys(clean.keys() - answerable.keys(), DECLINED), **answers}
 
     return ask
 
@@ -201,27 +201,27 @@ def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = 
 async def _ask_one_by_one(ask_client: AskClient, questions: ByKey) -> ByKey:
     """Asks each question on the stream of the client's own request."""
     return {
-        key: await ask_client(each["method"], _of_2025(each["params"]))
-        for key, each in questions.items()
+        key: await ask_client(question["method"], _of_2025(question["params"]))
+        for key, question in questions.items()
     }
 
 
-def check_offered(questions: ByKey, caller: Caller) -> None:
-    """Raises where a server asks for what it may not have, and can't be declined."""
+def check_questions(questions: ByKey, caller: Caller) -> None:
+    """Raises where a server asks what it may not, or what a client can't answer or decline."""
     for question in questions.values():
         plain = _plain(question)
         method, params = plain["method"], plain["params"]
-        wanted = ASKED_BY.get(str(method), "")
-        offered = caller.askable.get(wanted)
+        capability = CAPABILITY_OF.get(str(method), "")
+        offered = caller.askable.get(capability)
         wants_tools = method == SAMPLE and {"tools", "toolChoice"} & params.keys()
-        lacks = offered is None or wants_tools and "tools" not in offered
-        if wanted in caller.withheld:
+        is_missing = offered is None or wants_tools and "tools" not in offered
+        if capability in caller.withheld:
             raise UpstreamFailed(
                 "upstream_error",
-                f'The server may not ask for {wanted}: its connection has trust = "untrusted"',
+                f'The server may not ask for {capability}: its connection has trust = "untrusted"',
                 'The client offers it; trust = "trusted" on the connection would allow it.',
             )
-        if method != ELICIT and lacks:
+        if method != ELICIT and is_missing:
             raise UpstreamFailed(
                 "upstream_error",
                 "The server asks for something that this client does not offer",
@@ -229,18 +229,18 @@ def check_offered(questions: ByKey, caller: Caller) -> None:
             )
 
 
-def unanswered(method: str, error: Any = None) -> dict[str, Any]:
-    """What counts as the answer of a client that gave none, or an error; raises if nothing does."""
+def fallback_answer(method: str, error: Any = None) -> dict[str, Any]:
+    """The answer that stands for a client's silence or error; raises where none can."""
     if method == ELICIT:
         return CANCELLED
-    given = error if isinstance(error, Mapping) else {}
-    code, said = given.get("code"), given.get("message")
-    words = said[: limits.MAX_QUOTE_CHARS] if isinstance(said, str) else "no answer came"
+    details = error if isinstance(error, Mapping) else {}
+    code, text = details.get("code"), details.get("message")
+    reason = text[: limits.MAX_QUOTE_CHARS] if isinstance(text, str) else "no answer came"
     raise UpstreamFailed(
         "upstream_error",
-        f"The client did not give what the server asked it for ({ASKED_BY[method]}): {words}",
+        f"The client did not give what the server asked it for ({CAPABILITY_OF[method]}): {reason}",
         "Allow it in the client, or use another tool.",
-        rpc_code=code if isinstance(code, int) else -1,  # a user who said no
+        rpc_code=code if isinstance(code, int) else -1,  # as where a user said no
     )
 
 
@@ -254,36 +254,36 @@ def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool
 
 
 def _plain(question: Any) -> dict[str, Any]:
-    """A question without what belongs to its hop."""
-    found = question if isinstance(question, Mapping) else {}
-    method, params = found.get("method"), _without_hop(found.get("params"))
+    """A question without the fields of its hop."""
+    fields = question if isinstance(question, Mapping) else {}
+    method, params = fields.get("method"), _without_hop(fields.get("params"))
     if method == ELICIT:
         params["mode"] = "url" if params.get("mode") == "url" else "form"
         params["message"] = str(params.get("message", ""))
     return {"method": method, "params": params}
 
 
-def _without_hop(said: Any) -> dict[str, Any]:
-    given = said if isinstance(said, Mapping) else {}
-    return {name: value for name, value in given.items() if name not in OF_A_HOP}
+def _without_hop(value: Any) -> dict[str, Any]:
+    fields = value if isinstance(value, Mapping) else {}
+    return {name: item for name, item in fields.items() if name not in HOP_FIELDS}
 
 
 def _of_2025(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A question in the words of 2025: a form is not named as one, a page has an id."""
+    """A question in the words of 2025: a form has no `mode`, a page has an id."""
     if params.get("mode") == "url":
         return {"elicitationId": secrets.token_hex(16), **params}
     return {key: value for key, value in params.items() if key != "mode"}
 
 
 def _answer(method: str, answer: Any) -> dict[str, Any]:
-    """An answer as it goes to the server; what is none is a cancel, where that exists."""
-    given = _without_hop(answer)
+    """An answer as it goes to the server; for no proper answer, a cancel where that exists."""
+    fields = _without_hop(answer)
     if method == ELICIT:
-        action, content = given.get("action"), given.get("content")
+        action, content = fields.get("action"), fields.get("content")
         if action == "accept" and isinstance(content, Mapping):
             return {"action": action, "content": content}
         return {"action": action} if action in ("accept", "decline") else CANCELLED
-    return given if ANSWERED_BY[method] in given else unanswered(method)
+    return fields if ANSWER_FIELD[method] in fields else fallback_answer(method)
 
 
 # --- calls that are held while their client answers -----------------------------------------------
@@ -296,50 +296,50 @@ def _future() -> asyncio.Future[Any]:
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _HeldCall:
     attempt: Attempt
-    bound_to: list[str]  # as the client gave it: more may be filled in meanwhile
+    bound_to: list[str]  # of the client's own arguments: more may be filled in later
     task: asyncio.Task[Result]
-    listeners: int = 0  # requests that wait for what it says next
+    listeners: int = 0  # requests that wait for its next question or its outcome
     round: int = 0
-    asked: ByKey = field(default_factory=dict)
+    questions: ByKey = field(default_factory=dict)
     question: asyncio.Future[Result] = field(default_factory=_future)
     answers: asyncio.Future[ByKey] = field(default_factory=_future)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one round at a time
 
     def take(self, round: int, answers: ByKey | None) -> None:
-        """Takes answers to what is asked now; any others leave things as they are."""
+        """Takes answers to the current questions; answers to other ones change nothing."""
         is_asking = self.question.done() and not self.answers.done() and round == self.round
-        if is_asking and answers is not None and self.asked.keys() <= answers.keys():
+        if is_asking and answers is not None and self.questions.keys() <= answers.keys():
             self.question = _future()
             self.answers.set_result(answers)
 
 
 @dataclass
 class HeldCalls:
-    """The calls of this process whose clients are asked by answering them."""
+    """The calls of this process whose questions go to the client as the answer to its call."""
 
     db: Database
     seal: Seal
     signals: Signals
     start: Start
     replica: str
-    held: dict[str, _Held] = field(default_factory=dict)  # by execution
+    calls: dict[str, _HeldCall] = field(default_factory=dict)  # by execution
     draining: bool = False
 
     def __post_init__(self) -> None:
         self._letters = Letters(self.db, self.signals, self.replica, self._answer, self.start)
 
-    async def hear(self, attempt: Attempt, make: Make) -> Result:
-        """What a call says next, a new one or one that is held: its outcome, or a question."""
+    async def next_result(self, attempt: Attempt, make: Make) -> Result:
+        """The next result of a call, a new or a held one: its outcome, or a question."""
         caller = attempt.caller
         state = self.seal.open_values(PURPOSE, caller.request_state)
         if state is None and not attempt.may_be_held:
             return await make(attempt)
         if state is None:
-            held = _Held(attempt, attempt.bound_to, self.start(make(attempt)))
-            attempt.put = partial(self._put, held)
-            return await self._listen(held)
+            call = _HeldCall(attempt, attempt.bound_to, self.start(make(attempt)))
+            attempt.put_questions = partial(self._put, call)
+            return await self._listen(call)
         replica, id, round, *bound_to = state
         try:
             if bound_to != attempt.bound_to:
@@ -350,79 +350,79 @@ class HeldCalls:
                 )
             attempt.id = id
             if replica == self.replica:
-                said = await self._answer(id, round, caller.input_responses, caller)
+                result = await self._answer(id, round, caller.input_responses, caller)
             else:
-                said = await self._letters.ask(replica, id, round, caller.input_responses)
-            return said or attempt.failure_result(await self._why_gone(attempt))
-        except GatewayError as error:  # of this answer, not of the call
+                result = await self._letters.ask(replica, id, round, caller.input_responses)
+            return result or attempt.failure_result(await self._lost_call_error(attempt))
+        except GatewayError as error:  # refuses this answer; the call goes on
             return attempt.failure_result(error)
 
     def drain(self) -> None:
         """Asks no client any more and ends the calls that are held: this process ends."""
         self.draining = True
-        for held in self.held.values():
-            held.take(held.round, dict.fromkeys(held.asked))
+        for call in self.calls.values():
+            call.take(call.round, dict.fromkeys(call.questions))
 
     async def _answer(
         self, id: str, round: int, answers: ByKey | None, caller: Caller | None = None
     ) -> Result | None:
-        """What a call says to these answers; None: this process does not hold it."""
-        held = self.held.get(id)
-        if held is None:
+        """The next result of a call after these answers; None: it is not held by this process."""
+        call = self.calls.get(id)
+        if call is None:
             return None
-        if caller is not None:  # progress, logs and refusals go where someone listens
-            held.attempt.caller = caller
-        held.take(round, answers)
-        return await self._listen(held)
+        if caller is not None:  # progress, logs and refusals go to this request now
+            call.attempt.caller = caller
+        call.take(round, answers)
+        return await self._listen(call)
 
-    async def _listen(self, held: _Held) -> Result:
-        held.listeners += 1
-        question = held.question
+    async def _listen(self, call: _HeldCall) -> Result:
+        call.listeners += 1
+        question = call.question
         try:
-            await asyncio.wait({held.task, question}, return_when=asyncio.FIRST_COMPLETED)
-            return held.task.result() if held.task.done() else question.result()
+            await asyncio.wait({call.task, question}, return_when=asyncio.FIRST_COMPLETED)
+            return call.task.result() if call.task.done() else question.result()
         except asyncio.CancelledError:
-            if held.listeners == 1:
-                held.task.cancel()  # hanging up is how a client of 2026 cancels
+            if call.listeners == 1:
+                call.task.cancel()  # hanging up is how a client of 2026 cancels
             raise
         finally:
-            held.listeners -= 1
+            call.listeners -= 1
 
-    async def _put(self, held: _Held, questions: ByKey) -> ByKey:
-        """Has the client asked and gives its answers: none, where nobody listens any more."""
-        async with held.turn:
-            nobody = held.task.done() or not held.listeners or self.draining
-            if nobody or not self._makes_room(held):
+    async def _put(self, call: _HeldCall, questions: ByKey) -> ByKey:
+        """Has the client asked and returns its answers: none, where no request listens any more."""
+        async with call.turn:
+            nobody_listens = call.task.done() or not call.listeners or self.draining
+            if nobody_listens or not self._hold(call):
                 return {}
-            held.round += 1
-            held.asked, held.answers = questions, _future()
-            named = [self.replica, held.attempt.id, held.round, *held.bound_to]
-            state = self.seal.seal_values(PURPOSE, *named)
-            result = held.attempt.question_result("executing", questions, state)
-            held.question.set_result(result)
+            call.round += 1
+            call.questions, call.answers = questions, _future()
+            values = [self.replica, call.attempt.id, call.round, *call.bound_to]
+            state = self.seal.seal_values(PURPOSE, *values)
+            result = call.attempt.question_result("executing", questions, state)
+            call.question.set_result(result)
             try:
-                return await held.answers
+                return await call.answers
             finally:
-                if held.question.done():  # nobody answered in time
-                    held.question = _future()
+                if call.question.done():  # nobody answered in time
+                    call.question = _future()
 
-    def _makes_room(self, held: _Held) -> bool:
-        id, principal = held.attempt.id, held.attempt.principal
-        if id in self.held:
+    def _hold(self, call: _HeldCall) -> bool:
+        id, principal = call.attempt.id, call.attempt.principal
+        if id in self.calls:
             return True
-        others = [each.attempt.principal for each in self.held.values() if not each.task.done()]
+        principals = [c.attempt.principal for c in self.calls.values() if not c.task.done()]
         if (
-            others.count(principal) >= limits.CALLS_PER_PRINCIPAL
-            or len(self.held) >= limits.MAX_WAITING_CALLS
+            principals.count(principal) >= limits.CALLS_PER_PRINCIPAL
+            or len(self.calls) >= limits.MAX_WAITING_CALLS
         ):
             return False
-        self.held[id] = held
-        later, loop = held.attempt.snapshot.permissions.timeout_seconds, asyncio.get_running_loop()
-        held.task.add_done_callback(lambda _: loop.call_later(later, self.held.pop, id, None))
+        self.calls[id] = call
+        delay, loop = call.attempt.snapshot.permissions.timeout_seconds, asyncio.get_running_loop()
+        call.task.add_done_callback(lambda _: loop.call_later(delay, self.calls.pop, id, None))
         return True
 
-    async def _why_gone(self, attempt: Attempt) -> GatewayError:
-        """Why an answer reaches nobody; the call's own row stays what it is."""
+    async def _lost_call_error(self, attempt: Attempt) -> GatewayError:
+        """The error for an answer to a call that is held no more; its row stays as it is."""
         row = await get_execution(self.db, attempt.id)
         if row is not None and row.status not in ("executing", "unknown"):
             return Fixable(
@@ -431,7 +431,7 @@ class HeldCalls:
                 f"get_execution {attempt.id} tells how.",
             )
         if attempt.tool.access != "read":
-            return attempt.unknown()
+            return attempt.unknown_error()
         return Overloaded(
             "busy", "The gateway was restarted before the answer came.", "Call again."
         )

@@ -1,7 +1,7 @@
 """Who calls (`Caller`), the call on its way (`Attempt`), and the one record it ends in.
 
 Ledger row, metrics, log line and console feed are all read off the `Execution` that an attempt
-makes of itself; nothing else is written down about a call. The results that are ours are worded
+makes of itself; nothing else is written down about a call. The gateway's own results are worded
 here too: failed calls, and calls that go on without their caller. The model reads the sentence,
 programs read the structure, and both find the execution's id.
 """
@@ -37,12 +37,12 @@ from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, json_byt
 from gateway.naming import cut
 from gateway.store.tables import Execution, ExecutionStatus
 
-# What results and calls say of themselves in `_meta`.
+# Keys of the `_meta` of results and of calls.
 TOKEN_META = "gateway/idempotency_token"
 BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
 ELICIT = "elicitation/create"  # the method that asks a client's user something
-UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
+UNATTENDED = "unattended"  # in place of an era: nobody waits, the call runs by itself once approved
 # The other side's own refusal: known, and final.
 REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")
 
@@ -51,32 +51,32 @@ AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
 Era = Literal["2025", "2026", "rest", "console"]
-Door = Mapping[str, Any]  # how a call came in, as data: by this any process finds its tool again
-# The tool behind a door, and the one that permissions are asked about. Raises UnknownTool or one of
-# our errors where the caller has it no longer.
+Door = Mapping[str, Any]  # how a call came in, as data: from it any process finds the call's tool
+# The tool behind a door, and the tool that permissions are asked about. Raises UnknownTool or
+# another of our errors where the caller has that tool no longer.
 FindTool = Callable[[Door, Snapshot, Principal], tuple[Tool, Tool]]
 
 
 class Caller(Struct):
-    """Who makes a call, and how they can be reached while it runs; each door fills in its own."""
+    """Who makes a call, and how to reach them while it runs; each door fills in what it knows."""
 
     principal: Principal
     scope: Scope = Scope()
     era: Era = "rest"
     session: str | None = None  # stable id of the session, where the era has them
-    client: str = ""  # name/version as the client says, bounded
+    client: str = ""  # name/version as the client gives it, bounded
     capabilities: Mapping[str, Any] = {}
     meta: Mapping[str, Any] = {}
     progress: Progress | None = None  # None: the caller did not ask for it
     ask: AskClient | None = None  # None: this client can't be asked on this request
     input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
     request_state: str | None = None
-    gone: Callable[[], bool] = lambda: False  # whether the client has hung up
+    is_gone: Callable[[], bool] = lambda: False  # whether the client has hung up
     notice: Notice | None = None  # takes log messages of this call; None: the client reads none
-    log_level: str | None = None  # from which level on
-    askable: Mapping[str, Any] = {}  # what an upstream may ask of it
-    withheld: frozenset[str] = frozenset()  # what it offers and an untrusted upstream may not have
-    refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
+    log_level: str | None = None  # the lowest level that the client reads
+    askable: Mapping[str, Any] = {}  # what an upstream may ask of the client
+    withheld: frozenset[str] = frozenset()  # what the client offers, but to trusted upstreams only
+    on_refusal: Callable[[UpstreamRefused], None] | None = None  # takes an upstream's own error
 
 
 def name_of_client(client: str) -> str:
@@ -85,11 +85,11 @@ def name_of_client(client: str) -> str:
 
 
 class Attempt(Struct):
-    """One call on its way: what is known of it as it goes along."""
+    """One call on its way: the facts of the call as they become known."""
 
     snapshot: Snapshot
     tool: Tool
-    judged: Tool  # what permissions are asked about: another one than the tool for raw requests
+    judged_tool: Tool  # the tool that permissions are asked about: another one for raw requests
     arguments: Mapping[str, Any]
     caller: Caller
     door: Door
@@ -97,21 +97,21 @@ class Attempt(Struct):
     replica: str
     bundle_ids: tuple[str, ...] = ()
     unattended: bool = False  # nobody waits for the answer
-    at: float = msgspec.field(default_factory=time.time)
+    created_at: float = msgspec.field(default_factory=time.time)
     began: float = msgspec.field(default_factory=time.perf_counter)
     id: str = msgspec.field(default_factory=lambda: new_id(time.time()))
     reason: str = ""
-    granted: Mapping[str, Any] | None = None  # the standing grant that allows it
+    granted: Mapping[str, Any] | None = None  # the standing grant that allows the call
     upstream_status: int | None = None
     sent_at: float | None = None
     retried_at: float | None = None
     upstream_ms: float | None = None  # how much of the time was the upstream's
     token: str | None = None
-    token_given: bool = False  # by the caller, so it may have been used before
+    token_given: bool = False  # by the caller, so earlier calls may have used it
     background: bool = False  # unattended from the start: the outcome is read from its record
     recorded: Mapping[str, Any] | None = None
-    warnings: Sequence[Mapping[str, str]] = ()  # of arguments that were sent all the same
-    put: Ask | None = None  # how its client is asked, where that is not on its own stream
+    warnings: Sequence[Mapping[str, str]] = ()  # about arguments that were sent all the same
+    put_questions: Ask | None = None  # asks a client that can't be asked on its own stream
 
     @property
     def state(self) -> ConnectionState:
@@ -123,7 +123,7 @@ class Attempt(Struct):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the tool is called, and was called before: what was said of either is obeyed."""
+        """The tool's name and its former names: a rule or token that goes by any of them holds."""
         return self.snapshot.names_of(self.tool)
 
     @property
@@ -143,9 +143,9 @@ class Attempt(Struct):
     @property
     def args_digest(self) -> str:
         """Names exactly these arguments, however they are ordered."""
-        return sha256(self._written_arguments()).hexdigest()
+        return sha256(self._arguments_json()).hexdigest()
 
-    def _written_arguments(self) -> bytes:
+    def _arguments_json(self) -> bytes:
         try:
             return orjson.dumps(self.arguments, option=orjson.OPT_SORT_KEYS)
         except TypeError:  # huge numbers, lone surrogates
@@ -153,7 +153,7 @@ class Attempt(Struct):
 
     @property
     def bound_to(self) -> list[str]:
-        """Who calls what with which arguments: what a client hands back is good for this alone."""
+        """Caller, tool and arguments: a state that a client hands back holds for these alone."""
         return [self.principal, self.tool.name, self.args_digest]
 
     def execution(
@@ -168,9 +168,9 @@ class Attempt(Struct):
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
         if isinstance(error, UpstreamFailed) and not error.sent:
-            self.sent_at = None  # nothing of it went out
+            self.sent_at = None  # no part of the request went out
         finished = status not in ("executing", "pending_confirmation")
-        written = self._written_arguments()
+        args_json = self._arguments_json()
         return Execution(
             id=self.id,
             tool=tool.name,
@@ -179,9 +179,9 @@ class Attempt(Struct):
             status=status,
             access=tool.access,
             risk=tool.risk,
-            arguments=self._shown_arguments(written),
-            args_digest=sha256(written).hexdigest(),
-            created_at=self.at,
+            arguments=self._shown_arguments(args_json),
+            args_digest=sha256(args_json).hexdigest(),
+            created_at=self.created_at,
             revision=self.snapshot.revision,
             result=self._outcome(status, result, failure) if finished else None,
             error_code=failure["code"] if failure else None,
@@ -198,15 +198,15 @@ class Attempt(Struct):
             replica=self.replica,
         )
 
-    def _shown_arguments(self, written: bytes) -> Any:
-        """The arguments for people: secrets masked, bounded."""
+    def _shown_arguments(self, args_json: bytes) -> Any:
+        """The arguments for people to read: secrets masked, size bounded."""
         try:
-            masked = redact_arguments(dict(self.arguments))
+            arguments = redact_arguments(dict(self.arguments))
         except RecursionError:
             return {"truncated": True, "preview": "nested too deeply to be shown"}
-        if len(written) <= MAX_RECORDED_BYTES and self.redactor.bytes(written) is written:
-            return masked  # as nearly always: there is nothing to clear
-        return _bounded(self.redactor.json(masked), MAX_RECORDED_BYTES)
+        if len(args_json) <= MAX_RECORDED_BYTES and self.redactor.bytes(args_json) is args_json:
+            return arguments  # as nearly always: there are no secrets to clear
+        return _limit_size(self.redactor.json(arguments), MAX_RECORDED_BYTES)
 
     def _outcome(
         self,
@@ -214,12 +214,12 @@ class Attempt(Struct):
         result: Mapping[str, Any] | None,
         failure: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        # Whoever reads it later has no other place to read it from.
+        # The result of a background call can be read from its record only.
         bound = 2 * self.max_output_bytes if self.background else MAX_RECORDED_BYTES
         outcome: dict[str, Any] = {
             "success": status == "completed",
-            "output": None if failure else _bounded(output_of(result), bound),
-            "error": failure and _bounded(failure, bound),
+            "output": None if failure else _limit_size(output_of(result), bound),
+            "error": failure and _limit_size(failure, bound),
             "duration_ms": self.duration_ms,
         }
         if self.upstream_ms is not None:
@@ -230,22 +230,22 @@ class Attempt(Struct):
         if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
             outcome["headers"] = headers
         if self.token is not None and result is not None:
-            outcome["answer"] = result  # the first answer, for whoever asks again with the token
+            outcome["answer"] = result  # the first answer, for later calls with the token
         return outcome
 
     def failure_result(self, error: GatewayError) -> Result:
         """What the caller of a failed call gets."""
-        shown = {"error": self.redactor.json(error.as_dict())}
+        structured = {"error": self.redactor.json(error.as_dict())}
         text, status = self.redactor.text(error.sentence), status_of(error)
-        return self._own_result(status, text, shown)
+        return self._own_result(status, text, structured)
 
     def pending_result(self, status: ExecutionStatus, text: str) -> Result:
-        """What the caller gets of a call whose outcome is to be read later."""
-        shown = {"execution_id": self.id, "status": status}
-        return self._own_result(status, f"{text} get_execution {self.id} tells how.", shown)
+        """What the caller gets for a call whose outcome is to be read later."""
+        structured = {"execution_id": self.id, "status": status}
+        return self._own_result(status, f"{text} get_execution {self.id} tells how.", structured)
 
     def _own_result(self, status: ExecutionStatus, text: str, structured: Result) -> Result:
-        result = own_result(text, structured, failed="error" in structured)
+        result = own_result(text, structured, is_error="error" in structured)
         return with_token({**result, "_meta": self.meta(status)}, self.token)
 
     def question_result(
@@ -260,7 +260,7 @@ class Attempt(Struct):
         }
 
     def with_meta(self, result: Result) -> Result:
-        """The result with what it says of its call; warnings for programs and as text."""
+        """The result with the fields that describe its call; warnings for programs and as text."""
         result = {**result, "_meta": {**result.get("_meta", {}), **self.meta(status_in(result))}}
         if not self.warnings:
             return result
@@ -269,14 +269,14 @@ class Attempt(Struct):
         return with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
 
     def meta(self, status: ExecutionStatus) -> dict[str, Any]:
-        """What every result says of its call."""
+        """The `_meta` fields that describe the call in every result."""
         return {
             "gateway/execution_id": self.id,
             "gateway/status": status,
             "gateway/duration_ms": self.duration_ms,
         }
 
-    def unknown(self, cause: str = "internal") -> UpstreamFailed:
+    def unknown_error(self, cause: str = "internal") -> UpstreamFailed:
         """The error for a call that may or may not have happened."""
         return UpstreamFailed(
             "outcome_unknown",
@@ -295,25 +295,25 @@ def refusal_of(
     connection: str = "",
     arguments: Mapping[str, Any] | None = None,
 ) -> Execution:
-    """The record of a call that found no tool: nothing in it tells a hidden one from none."""
+    """The record of a call that found no tool; a hidden tool and a missing one look the same."""
     name = cut(tool, MAX_QUOTE_CHARS)
-    none = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
-    attempt = Attempt(snapshot, none, none, arguments or {}, caller, {}, Redactor(()), "")
+    no_tool = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
+    attempt = Attempt(snapshot, no_tool, no_tool, arguments or {}, caller, {}, Redactor(()), "")
     attempt.reason = "the caller has no such tool"
-    told = {"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0}
-    return replace(attempt.execution("denied", None, error), access="", result=told)
+    outcome = {"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0}
+    return replace(attempt.execution("denied", None, error), access="", result=outcome)
 
 
 def failure_in(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Why a call failed, as `{code, message, hint, …}`: our reason, or the upstream's answer."""
-    said = (result.get("structuredContent") or {}).get("error")
-    if isinstance(said, dict) and said.get("code") in CODES:
-        return said
+    """Why a call failed, as `{code, message, hint, …}`: our error, or the upstream's answer."""
+    error = (result.get("structuredContent") or {}).get("error")
+    if isinstance(error, dict) and error.get("code") in CODES:
+        return error
     return {"code": "upstream_error", "message": str(output_of(result)), "hint": ""}
 
 
 def output_of(result: Mapping[str, Any] | None) -> Any:
-    """What a result says, for history and REST: its structure, else its text."""
+    """The content of a result, for history and REST: its structure, else its text."""
     if not result:
         return None
     if "structuredContent" in result:
@@ -322,39 +322,39 @@ def output_of(result: Mapping[str, Any] | None) -> Any:
     return "\n".join(texts)
 
 
-def _bounded(value: Any, bound: int) -> Any:
-    """The value, or the beginning of its text where it is too large for a history."""
+def _limit_size(value: Any, bound: int) -> Any:
+    """The value, or the beginning of its text where the value is too large for a history."""
     text = json_bytes(value)
     if len(text) <= bound:
         return value
-    shown = text[:PREVIEW_CHARS].decode("utf-8", "ignore")
-    return {"truncated": True, "bytes": len(text), "preview": shown}
+    preview = text[:PREVIEW_CHARS].decode("utf-8", "ignore")
+    return {"truncated": True, "bytes": len(text), "preview": preview}
 
 
 def recorded_values(names: Sequence[str], result: Result) -> dict[str, Any] | None:
-    """The values of an answer to be kept beside its token, by the names of their fields."""
+    """The values of an answer that are kept beside its token, by the names of their fields."""
     body = _body(result) if names else None
-    found = {name: _named(body, name) for name in names}
-    small = {n: v for n, v in found.items() if len(json_bytes(v)) <= MAX_RECORDED_BYTES}
-    return {name: value for name, value in small.items() if value is not None} or None
+    values = {name: _find_field(body, name) for name in names}
+    small_values = {n: v for n, v in values.items() if len(json_bytes(v)) <= MAX_RECORDED_BYTES}
+    return {name: value for name, value in small_values.items() if value is not None} or None
 
 
 def _body(result: Result) -> Any:
     if "structuredContent" in result:
         return result["structuredContent"]
     for part in result.get("content", ()):
-        with suppress(KeyError, orjson.JSONDecodeError):  # what is no text, or no JSON
+        with suppress(KeyError, orjson.JSONDecodeError):  # a part that is no text, or no JSON
             return orjson.loads(part["text"])
     return None
 
 
-def _named(value: Any, name: str) -> Any:
-    """The value of the first field of this name, one of an object before those inside it."""
+def _find_field(value: Any, name: str) -> Any:
+    """The value of the first field of this name; an object's own fields come before inner ones."""
     if isinstance(value, dict):
         if value.get(name) is not None:
             return value[name]
         value = list(value.values())
-    inside = map(_named, value, repeat(name)) if isinstance(value, list) else ()
+    inside = map(_find_field, value, repeat(name)) if isinstance(value, list) else ()
     return next((found for found in inside if found is not None), None)
 
 
@@ -375,12 +375,12 @@ def with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
 
 
 def status_in(result: Result) -> ExecutionStatus:
-    """The state a call is in that had this result."""
+    """The status of a call that had this result."""
     return "failed" if result.get("isError") else "completed"
 
 
 def status_of(error: GatewayError) -> ExecutionStatus:
-    """The state a call is in after this error."""
+    """The status of a call after this error."""
     if error.code == "approval_expired" and not isinstance(error, ApprovalVoid):
         return "expired"
     if error.code == "outcome_unknown" or error.details.get("outcome") == "unknown":

@@ -1,4 +1,4 @@
-"""Secrets stay with us: whatever an upstream echoes is cleared of them before anyone sees it.
+"""Secrets stay with us: whatever an upstream echoes is cleared of secrets before anybody sees it.
 
 A secret is looked for as it stands and in the forms in which servers echo it: percent-encoded, in
 JSON and HTML escapes, and inside base64 at each of its three alignments. All forms are worked out
@@ -23,7 +23,7 @@ from urllib.parse import quote, quote_plus
 from gateway.limits import MAX_REMEMBERED, SHORTEST_SECRET
 
 MASK = "[redacted]"
-_Bytes = bytes  # which the method of this name hides
+_Bytes = bytes  # the builtin, which the method of this name hides
 
 
 class Redactor:
@@ -36,16 +36,16 @@ class Redactor:
 
     def bytes(self, data: _Bytes) -> _Bytes:
         """The data without secrets: the same object if it holds none."""
-        data = self._masked(data)
-        if self._forms and data.find(b"\\u00") >= 0:  # `in` would ask whether it is a number
-            # JSON may spell any letter as an escape; read those that are plain characters.
+        data = self._mask_forms(data)
+        if self._forms and data.find(b"\\u00") >= 0:  # quicker than `in` for bytes
+            # JSON may spell any letter as an escape; read the escapes of plain characters.
             spelled_out = _ESCAPE.sub(_read_escape, data)
-            masked = self._masked(spelled_out)
+            masked = self._mask_forms(spelled_out)
             data = data if masked is spelled_out else masked
         return data
 
-    def _masked(self, data: _Bytes) -> _Bytes:
-        # Nearly always there is none; a loop of our own, or a regex, would take longer.
+    def _mask_forms(self, data: _Bytes) -> _Bytes:
+        # Nearly always there is no secret; a loop of our own, or a regex, would take longer.
         if max(map(data.find, self._forms), default=-1) >= 0:
             for form in self._forms:
                 data = data.replace(form, MASK.encode())
@@ -78,7 +78,7 @@ class Redactor:
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def redactor_of(secrets: frozenset[str]) -> Redactor:
-    """The redactor for these secrets, made once: working out their forms takes its time."""
+    """The redactor for these secrets, made once: working out their forms takes time."""
     return Redactor(secrets)
 
 
@@ -91,19 +91,19 @@ def _read_escape(escape: re.Match[bytes]) -> bytes:
 
 
 def _forms(secret: str) -> set[str]:
-    """Every way in which a server is likely to echo this secret."""
+    """The texts as which a server is likely to echo this secret."""
     if len(secret) < SHORTEST_SECRET:
         return set()
     # Safe sets of Python's quote, JavaScript's encodeURIComponent and encodeURI, and none at all.
     quoted = [quote(secret, safe) for safe in ("", "/", "!'()*", "!'()*;,/?:@&=+$#")]
     quoted += [quote_plus(secret), quote(quote(secret, ""), "")]
-    everything = "".join(f"%{byte:02X}" for byte in secret.encode("utf-8", "replace"))
-    lower = [_PERCENT.sub(lambda found: found[0].lower(), text) for text in [*quoted, everything]]
+    all_bytes = "".join(f"%{byte:02X}" for byte in secret.encode("utf-8", "replace"))
+    lower = [_PERCENT.sub(lambda match: match[0].lower(), text) for text in [*quoted, all_bytes]]
     escaped = [json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]]
     escaped += [text.replace("/", "\\/") for text in escaped]
     escaped += [html.escape(secret), html.escape(secret, quote=False)]
     in_base64 = _base64_forms(secret.encode("utf-8", "replace"))
-    return {secret, everything, *quoted, *lower, *escaped, *in_base64}
+    return {secret, all_bytes, *quoted, *lower, *escaped, *in_base64}
 
 
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
@@ -113,9 +113,9 @@ def _base64_forms(secret: bytes) -> set[str]:
     """What every base64 text that holds these bytes must contain, wherever in it they begin."""
     forms = {base64.b64encode(secret).decode(), base64.urlsafe_b64encode(secret).decode()}
     for lead in range(3):
-        first = -(-lead * 8 // 6)  # characters that also carry bits of what stands before
-        whole = (lead + len(secret)) * 8 // 6  # the last ones may carry bits of what follows
-        text = base64.b64encode(bytes(lead) + secret).decode()[first:whole]
+        start = -(-lead * 8 // 6)  # characters that also carry bits of what stands before
+        end = (lead + len(secret)) * 8 // 6  # the last ones may carry bits of what follows
+        text = base64.b64encode(bytes(lead) + secret).decode()[start:end]
         forms |= {text, text.replace("+", "-").replace("/", "_"), quote(text, "")}
     return forms
 

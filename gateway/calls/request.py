@@ -22,7 +22,7 @@ from gateway.calls.encode import (
     DELIMITERS,
     encode_body,
     is_json,
-    joined,
+    join_value,
     pairs,
     parameter_name,
     percent,
@@ -67,7 +67,7 @@ def build_request(
     body = encode_body(operation.body, arguments) if operation.body else None
     if body:
         headers.setdefault("Content-Type", body[0])
-    # No slash is invented or lost but the one that must stand between.
+    # No slash is added or lost, except the slash that must stand between base URL and path.
     url = f"{operation.base_url.removesuffix('/')}/{path.removeprefix('/')}"
     if texts["query"]:
         url += f"{'&' if '?' in url else '?'}{'&'.join(texts['query'])}"
@@ -80,13 +80,13 @@ def with_headers(request: Request, headers: Sequence[tuple[str, str]]) -> Reques
     if not headers:
         return request
     names = {name.lower() for name, _ in headers}
-    kept = [pair for pair in request.headers if pair[0].lower() not in names]
-    return Request(request.method, request.url, (*kept, *headers), request.body)
+    old_headers = [pair for pair in request.headers if pair[0].lower() not in names]
+    return Request(request.method, request.url, (*old_headers, *headers), request.body)
 
 
 def _value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
-    given = arguments.get(parameter.argument) if parameter.argument is not None else None
-    return parameter.constant if given is None else given
+    value = arguments.get(parameter.argument) if parameter.argument is not None else None
+    return parameter.constant if value is None else value
 
 
 def _content(parameter: Parameter, value: Any) -> Any:
@@ -94,11 +94,11 @@ def _content(parameter: Parameter, value: Any) -> Any:
     if not parameter.media_type:
         return value
     # \u00e9 for é: a header has only ASCII.
-    written = is_json(parameter.media_type)
-    return json.dumps(value, separators=(",", ":")) if written else scalar(value)
+    needs_json = is_json(parameter.media_type)
+    return json.dumps(value, separators=(",", ":")) if needs_json else scalar(value)
 
 
-def _argument(parameter: Parameter) -> str:
+def _argument_name(parameter: Parameter) -> str:
     return parameter.argument or parameter.name
 
 
@@ -106,14 +106,14 @@ def _argument(parameter: Parameter) -> str:
 
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 _TEMPLATE_SAFE = "/%!$&'()*+,;=:@?[]~"
-_PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # which nobody takes for anything else
-Variables = tuple[tuple[str, str], ...]  # names, each with the text behind it
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # characters that no server reads as anything else
+Variables = tuple[tuple[str, str], ...]  # names, each with the literal text behind it
 
 
 def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
-    known = {p.name: p for p in operation.parameters if p.place == "path"}
+    params = {p.name: p for p in operation.parameters if p.place == "path"}
     segments = [
-        _segment(text, variables, known, arguments) if variables else text
+        _segment(text, variables, params, arguments) if variables else text
         for text, variables in _segments(operation.path)
     ]
     return "/".join(segments)
@@ -131,35 +131,35 @@ def _literal(text: str) -> str:
 
 
 def _segment(
-    text: str, variables: Variables, known: Mapping[str, Parameter], arguments: Mapping[str, Any]
+    text: str, variables: Variables, params: Mapping[str, Parameter], arguments: Mapping[str, Any]
 ) -> str:
     """One segment of the path, with its variables filled in."""
-    once = sent = text
-    for name, behind in variables:
-        parameter = known.get(name) or Parameter(name, "path", name)
+    encoded = wire_text = text
+    for name, literal in variables:
+        parameter = params.get(name) or Parameter(name, "path", name)
         value = _path_value(parameter, arguments)
-        written = joined(parameter.style, parameter.explode, name, value, percent)
-        once += written + behind
-        sent += (percent(written) if parameter.double_encoded else written) + behind
-    if not _PLAIN.fullmatch(once):
-        names = [_argument(known[name]) if name in known else name for name, _ in variables]
-        _check_segment(", ".join(names), unquote(once))
-    return sent
+        value_text = join_value(parameter.style, parameter.explode, name, value, percent)
+        encoded += value_text + literal
+        wire_text += (percent(value_text) if parameter.double_encoded else value_text) + literal
+    if not _PLAIN.fullmatch(encoded):
+        names = [_argument_name(params[name]) if name in params else name for name, _ in variables]
+        _check_segment(", ".join(names), unquote(encoded))
+    return wire_text
 
 
 def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
-    value, name = _value(parameter, arguments), _argument(parameter)
+    value, name = _value(parameter, arguments), _argument_name(parameter)
     if value is None:
         raise problem(name, "is required: it is part of the path")
     value = _content(parameter, value)
-    text = value if isinstance(value, str) else joined("simple", False, "", value, str)
+    text = value if isinstance(value, str) else join_value("simple", False, "", value, str)
     if not text.strip(" ,"):
         raise problem(name, "can't be empty: it is part of the path")
     return value
 
 
 def _check_segment(name: str, text: str) -> None:
-    """Refuse a value that some server on the way could take for more than part of a segment."""
+    """Refuses a value that some server on the way could take for more than part of a segment."""
     for decoded in decodings(text):
         plain = unicodedata.normalize("NFKC", decoded).replace("\\", "/")
         if any(unicodedata.category(c) == "Cc" for c in plain):
@@ -178,17 +178,17 @@ def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> list[s
     """`name=text` of a query or of cookies, as often as the style has it."""
     place, is_cookie = parameter.place, parameter.place == "cookie"
     is_plain = isinstance(value, (str, int)) and not (parameter.media_type or parameter.reserved)
-    if is_plain and not is_cookie:  # as most are
+    if is_plain and not is_cookie:  # as most values are
         return [f"{parameter_name(parameter.name)}={percent(scalar(value))}"]
     encode = percent_but_reserved if parameter.reserved else percent
     write, encode = (percent, _cookie_value) if is_cookie else (parameter_name, encode)
     style = "form" if is_cookie or parameter.style == "simple" else parameter.style
     texts, value = [], _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
-        # The keys of an exploded object are the caller's: none may pass for another parameter.
-        others = (p.name for p in operation.parameters if p.place == place and p is not parameter)
-        if name != parameter.name and (name in others or may_reroute(name, place)):
-            raise problem(_argument(parameter), f"can't hold the key {name!r} here")
+        # The keys of an exploded object are the caller's: no key may pass for another parameter.
+        rivals = (p.name for p in operation.parameters if p.place == place and p is not parameter)
+        if name != parameter.name and (name in rivals or may_reroute(name, place)):
+            raise problem(_argument_name(parameter), f"can't hold the key {name!r} here")
         texts.append(f"{write(name)}={text}")
     return texts
 
@@ -199,10 +199,10 @@ _HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")
 def _header_text(parameter: Parameter, value: Any) -> str:
     value = _content(parameter, value)
     style = parameter.style if parameter.style in DELIMITERS else "simple"
-    text = joined(style, parameter.explode, parameter.name, value, str).strip(" \t")
+    text = join_value(style, parameter.explode, parameter.name, value, str).strip(" \t")
     if not _HEADER_TEXT.fullmatch(text):
         raise problem(
-            _argument(parameter), "must be plain ASCII on one line: it is sent as a header"
+            _argument_name(parameter), "must be plain ASCII on one line: it is sent as a header"
         )
     return text
 

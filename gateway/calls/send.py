@@ -2,9 +2,9 @@
 
 What the connection adds goes in here and nowhere else: its injected values, headers, credentials
 and the idempotency token. Nothing of the client travels along: no header, no token, no `_meta` but
-the level from which on it reads logs. An upstream's result is taken over as it is, and its question
-goes to a client that can answer. A result over the bound becomes a preview, and the
-whole is kept for its caller to read in parts.
+the lowest level of the logs it reads. An upstream's result is taken over as it is, and its question
+goes to a client that can answer. A result over the bound becomes a preview, and the whole result is
+kept for its caller to read in parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import jwt
 import orjson
 
-from gateway.azure.connector import enveloped, opened
+from gateway.azure.connector import unwrap_answer, wrap_request
 from gateway.blocklist import may_mean
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
@@ -33,7 +33,7 @@ from gateway.calls.credentials import (
     proof_of,
     redactor_with,
 )
-from gateway.calls.questions import asker, check_offered
+from gateway.calls.questions import asker, check_questions
 from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
@@ -82,10 +82,10 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: HttpOperation
     ) -> Result:
         request = _request(attempt, prepared, operation)
-        who, person = attempt.principal, attempt.caller.principal
-        health = await self.limits.admit(prepared.name, who, prepared.rate_limit)
+        owner, principal = attempt.principal, attempt.caller.principal
+        health = await self.limits.admit(prepared.name, owner, prepared.rate_limit)
         limits = attempt.snapshot.settings.limits
-        with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
+        with self.limits.room_for_large(prepared.name, attempt.max_output_bytes) as room:
             send = partial(
                 self.own_egress.send if attempt.state.origin == "demo" else self.egress.send,
                 deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
@@ -94,19 +94,19 @@ class Sender:
                 tls=prepared.tls,
             )
             async with health:
-                wanted = (prepared.auth, request, operation.base_url, send, person)
+                send_args = (prepared.auth, request, operation.base_url, send, principal)
                 attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
-                    answer, grant = await self.credentials.send(*wanted)
+                    answer, grant = await self.credentials.send(*send_args)
                 except NoAnswer as error:
                     if not health.may_retry(request.method, error):
                         raise
                     attempt.retried_at = time.time()
-                    answer, grant = await self.credentials.send(*wanted)
+                    answer, grant = await self.credentials.send(*send_args)
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 if prepared.envelope is not None:
-                    answer = await opened(answer, self.work)
+                    answer = await unwrap_answer(answer, self.work)
                 health.note_answer(answer.status, answer.header("retry-after"))
             attempt.redactor = redactor_with(prepared, grant)
             attempt.upstream_status = answer.status
@@ -132,19 +132,19 @@ class Sender:
     async def _shape_answer(
         self, attempt: Attempt, operation: HttpOperation, answer: Answer
     ) -> Result:
-        told = (attempt.max_output_bytes, attempt.id, operation.headers_out)
-        work = partial(shape, answer, attempt.redactor, *told)
+        options = (attempt.max_output_bytes, attempt.id, operation.headers_out)
+        work = partial(shape, answer, attempt.redactor, *options)
         heavy = len(answer.body) > STEP_BYTES
-        result, kept = await asyncio.to_thread(work) if heavy else work()
-        if kept is not None:
-            await self._keep_result(attempt, *kept)
+        result, whole_answer = await asyncio.to_thread(work) if heavy else work()
+        if whole_answer is not None:
+            await self._keep_result(attempt, *whole_answer)
         return result
 
     async def _keep_result(self, attempt: Attempt, media_type: str, body: bytes) -> None:
         """Keeps a large answer for its caller to read in parts, under the call's own id."""
         until, owner = time.time() + RESULT_SECONDS, attempt.principal
-        kept = LargeResult(attempt.id, owner, len(body), media_type, body, until)
-        await save_result(self.db, kept)
+        large_result = LargeResult(attempt.id, owner, len(body), media_type, body, until)
+        await save_result(self.db, large_result)
 
     # --- upstream MCP servers ---------------------------------------------------------------------
 
@@ -152,17 +152,17 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: UpstreamOperation
     ) -> Result:
         caller, ask = attempt.caller, None
-        clears = partial(redactor_so_far, self.credentials, prepared, caller.principal, [])
-        attempt.redactor = await clears()
+        make_redactor = partial(redactor_so_far, self.credentials, prepared, caller.principal, [])
+        attempt.redactor = await make_redactor()
         if not attempt.unattended:
             seconds = attempt.snapshot.permissions.timeout_seconds
-            ask = asker(caller, attempt.redactor, seconds, attempt.put)
-        params = _params(attempt, prepared, operation, asks=ask is not None)
+            ask = asker(caller, attempt.redactor, seconds, attempt.put_questions)
+        params = _params(attempt, prepared, operation, may_ask=ask is not None)
         principal = attempt.principal
         health = await self.limits.admit(prepared.name, principal, prepared.rate_limit)
-        with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
-            told = (_progress(attempt), ask, _notice(attempt))
-            hooks = Hooks(*told, caller.askable if ask else None, room.holds)
+        with self.limits.room_for_large(prepared.name, attempt.max_output_bytes) as room:
+            callbacks = (_progress(attempt), ask, _notice(attempt))
+            hooks = Hooks(*callbacks, caller.askable if ask else None, room.holds)
             async with health:
                 attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
@@ -170,55 +170,55 @@ class Sender:
                         prepared.name, "tools/call", params, principal=principal, hooks=hooks
                     )
                 except UpstreamRefused as error:
-                    if attempt.caller.refused is not None:  # another one, if it called again
-                        attempt.redactor = await clears()
+                    if attempt.caller.on_refusal is not None:  # the newest caller's
+                        attempt.redactor = await make_redactor()
                         clear_refusal(error, attempt.redactor)
-                        attempt.caller.refused(error)
+                        attempt.caller.on_refusal(error)
                     raise
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 health.note_answer(200)
-            attempt.redactor = await clears()
-            if found := recorded_values(operation.record, result):  # before the answer is cut
-                attempt.recorded = attempt.redactor.json(found)
+            attempt.redactor = await make_redactor()
+            if values := recorded_values(operation.record, result):  # before the answer is cut
+                attempt.recorded = attempt.redactor.json(values)
             return await self._take_over(attempt, result)
 
     async def _take_over(self, attempt: Attempt, result: Result) -> Result:
         """The result as it is; or a preview, in a form that every listed output schema allows."""
-        raw, taken = await clear_result(result, attempt.redactor)
-        is_error = bool(taken.get("isError"))
+        raw, result = await clear_result(result, attempt.redactor)
+        is_error = bool(result.get("isError"))
         if len(raw) <= attempt.max_output_bytes:
-            return {**taken, "content": taken.get("content", []), "isError": is_error}
-        if (structured := taken.get("structuredContent")) is not None:
+            return {**result, "content": result.get("content", []), "isError": is_error}
+        if (structured := result.get("structuredContent")) is not None:
             data = await asyncio.to_thread(orjson.dumps, structured)
-            # An answer whose text only repeats its data is kept as the data.
+            # An answer whose text only repeats its data is kept as that data.
             raw = data if len(data) * 5 >= len(raw) else raw
         await self._keep_result(attempt, "application/json", raw)
         return {**preview_result(attempt.id, raw, "application/json"), "isError": is_error}
 
 
 async def redactor_so_far(
-    credentials: Credentials, prepared: Prepared, principal: Principal, known: list[Grant]
+    credentials: Credentials, prepared: Prepared, principal: Principal, grants: list[Grant]
 ) -> Redactor:
     """The redactor that clears a server's answers of the credentials it was sent so far."""
     if prepared.auth.ready is None and getattr(prepared.settings, "url", None):
-        with suppress(GatewayError):  # the request itself says why there is none
-            known.append(await credentials.grant(prepared.auth, principal))
-    return redactor_with(prepared, *known)
+        with suppress(GatewayError):  # the request itself says why there is no grant
+            grants.append(await credentials.grant(prepared.auth, principal))
+    return redactor_with(prepared, *grants)
 
 
 def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> Request:
-    """The request with all but its credentials."""
+    """The request, complete but for its credentials."""
     arguments = {**attempt.arguments, **prepared.inject}
     request = build_request(operation, arguments, prepared.blocklist)
-    if attempt.judged is attempt.tool and _ENCODED_SLASH.search(request.url.partition("?")[0]):
+    if attempt.judged_tool is attempt.tool and _ENCODED_SLASH.search(request.url.partition("?")[0]):
         _check_reach(attempt, operation, request)  # raw requests were judged by their path
     if operation.idempotency_header is not None and attempt.token is not None:
         request = with_headers(request, ((operation.idempotency_header, attempt.token),))
     request = with_headers(request, prepared.headers)
     if prepared.envelope is None:
         return request
-    return enveloped(request, operation.base_url, prepared.envelope)
+    return wrap_request(request, operation.base_url, prepared.envelope)
 
 
 _ENCODED_SLASH = re.compile(r"%(?:25)*(?:2f|5c)", re.IGNORECASE)
@@ -227,16 +227,16 @@ _ENCODED_SLASH = re.compile(r"%(?:25)*(?:2f|5c)", re.IGNORECASE)
 def _check_reach(attempt: Attempt, operation: HttpOperation, request: Request) -> None:
     """Refuses a value with a slash that makes the path another operation's, with its own rules.
 
-    Many servers read an encoded slash as a slash before they look who answers.
+    Many servers read an encoded slash as a slash before they choose the operation.
     """
     state, base_url = attempt.state, operation.base_url
     path = request.url.removeprefix(base_url.removesuffix("/")).partition("?")[0]
-    others = [(t.method, t.path) for t in state.tools if t.http and t.http is not operation]
-    others += [(each.method, each.path) for each in state.build.skipped] if state.build else []
-    without = _ENCODED_SLASH.sub("-", path)
-    for method, template in others:
-        means = method.upper() == request.method and may_mean(template, base_url, path)
-        if means and not may_mean(template, base_url, without):
+    routes = [(t.method, t.path) for t in state.tools if t.http and t.http is not operation]
+    routes += [(each.method, each.path) for each in state.build.skipped] if state.build else []
+    plain_path = _ENCODED_SLASH.sub("-", path)
+    for method, template in routes:
+        matches = method.upper() == request.method and may_mean(template, base_url, path)
+        if matches and not may_mean(template, base_url, plain_path):
             raise Refused(
                 "blocked_path",
                 f"The path would be that of another operation, {method.upper()} {template}",
@@ -245,25 +245,25 @@ def _check_reach(attempt: Attempt, operation: HttpOperation, request: Request) -
 
 
 def _params(
-    attempt: Attempt, prepared: Prepared, operation: UpstreamOperation, *, asks: bool
+    attempt: Attempt, prepared: Prepared, operation: UpstreamOperation, *, may_ask: bool
 ) -> dict[str, Any]:
-    """The params of the `tools/call`."""
-    arguments = {**attempt.arguments, **_injected(attempt.tool, operation, prepared)}
+    """The params of the `tools/call` request."""
+    arguments = {**attempt.arguments, **_injected_args(attempt.tool, operation, prepared)}
     if operation.idempotency_field is not None:
         arguments[operation.idempotency_field] = attempt.token
     caller = attempt.caller
     meta = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
     params = {"name": operation.tool, "arguments": arguments, "_meta": meta}
-    # What a client says unasked is for the server, unless it is for the person who approves.
-    asks = asks and attempt.token is None
-    if asks and decide(attempt.judged, attempt.snapshot.permissions).outcome == "allow":
-        said = {"inputResponses": caller.input_responses, "requestState": caller.request_state}
-        params |= {name: value for name, value in said.items() if value is not None}
+    # Answers that the gateway did not ask for are the server's, unless a person must approve.
+    may_ask = may_ask and attempt.token is None
+    if may_ask and decide(attempt.judged_tool, attempt.snapshot.permissions).outcome == "allow":
+        answers = {"inputResponses": caller.input_responses, "requestState": caller.request_state}
+        params |= {name: value for name, value in answers.items() if value is not None}
     return params
 
 
-def _injected(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> Mapping[str, Any]:
-    """The values that are filled in for the caller: the connection's, and the wrapped tool's."""
+def _injected_args(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> dict[str, Any]:
+    """The arguments that are filled in for the caller: the connection's, and a wrapped tool's."""
     settings = prepared.settings
     assert isinstance(settings, McpConnection)
     values = dict(settings.inject)
@@ -274,9 +274,9 @@ def _injected(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> M
 
 
 def _progress(attempt: Attempt) -> Progress | None:
-    """To whoever waits for the call then: its client may have been asked, and called again.
+    """Passes progress to the newest caller: a client that was asked something calls again.
 
-    A call whose outcome is read later has progress too: it puts the call's end off.
+    A call whose outcome is read later has progress too: progress puts the call's end off.
     """
     if attempt.caller.progress is None and not attempt.background:
         return None
@@ -299,13 +299,13 @@ def _notice(attempt: Attempt) -> Notice | None:
     return tell
 
 
-_OF_A_HOP = ("inputResponses", "requestState", "_meta")
+_HOP_FIELDS = ("inputResponses", "requestState", "_meta")
 
 
 class UpstreamRequests:
-    """Asks upstream MCP servers what is not a call: prompts, resources, completion.
+    """Sends upstream MCP servers requests that are not calls: prompts, resources, completion.
 
-    Nothing of the client travels along but what it asks for. A server's question goes to a client
+    Nothing of the client travels along but its request. A server's question goes to a client
     that can answer: on the request's own stream, or, from 2026-07-28, as the answer itself.
     """
 
@@ -322,29 +322,29 @@ class UpstreamRequests:
         method: str,
         params: Mapping[str, Any],
     ) -> Result:
-        """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
+        """The server's result, cleared of secrets. Raises UpstreamRefused in the server's words."""
         name, principal = prepared.name, caller.principal.name
         peer = self.upstreams.peer(name)
-        relays = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
-        passes_on = relays and peer is not None and peer.era != "handshake"
-        sent = {key: params[key] for key in params if passes_on or key not in _OF_A_HOP}
-        sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
-        clears = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
-        asks = asker(caller, await clears(), ask_seconds)
-        hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
+        may_relay = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
+        may_pass_on = may_relay and peer is not None and peer.era != "handshake"
+        outgoing = {key: params[key] for key in params if may_pass_on or key not in _HOP_FIELDS}
+        outgoing["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
+        make_redactor = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
+        ask = asker(caller, await make_redactor(), ask_seconds)
+        hooks = Hooks(caller.progress, ask, caller.notice, caller.askable or None)
         async with await self._limits.admit(name, principal, prepared.rate_limit) as health:
             try:
                 result = await self.upstreams.request(
-                    name, method, sent, principal=principal, hooks=hooks, relay_input=relays
+                    name, method, outgoing, principal=principal, hooks=hooks, relay_input=may_relay
                 )
             except UpstreamRefused as error:
                 health.note_answer(200)
-                clear_refusal(error, await clears())
+                clear_refusal(error, await make_redactor())
                 raise
             health.note_answer(200)
-        if relays and result.get("resultType") == "input_required":
-            check_offered(result.get("inputRequests") or {}, caller)
-        return (await clear_result(result, await clears()))[1]
+        if may_relay and result.get("resultType") == "input_required":
+            check_questions(result.get("inputRequests") or {}, caller)
+        return (await clear_result(result, await make_redactor()))[1]
 
     async def list_all(
         self, prepared: Prepared, caller: Caller, ask_seconds: float, method: str, kind: str
@@ -367,7 +367,7 @@ async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Resul
 
 
 def clear_refusal(error: UpstreamRefused, redactor: Redactor) -> None:
-    """Takes secrets out of what a server said in place of a result."""
+    """Takes secrets out of the error that a server sent in place of a result."""
     error.rpc_message = redactor.text(error.rpc_message)
     error.rpc_data = redactor.json(error.rpc_data)
 
@@ -378,7 +378,7 @@ def clear_refusal(error: UpstreamRefused, redactor: Redactor) -> None:
 async def ask_azure(
     egress: Egress, credentials: Credentials, azure: Azure, request: Request, max_bytes: int
 ) -> Answer:
-    """What Azure answers; a token it no longer accepts is replaced once."""
+    """Azure's answer; a token that Azure no longer accepts is replaced once."""
 
     send = partial(egress.send, deadline=AZURE_SECONDS, max_bytes=max_bytes)
     auth = proof_of(AZURE, azure.auth)
@@ -386,14 +386,14 @@ async def ask_azure(
 
 
 async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, str]:
-    """Who we are to Azure, read off our own token; nothing where it does not say.
+    """The gateway's identity at Azure, read off its own token; empty where the token has none.
 
-    It is not checked: Azure checks what it is told.
+    The claims are not checked here: Azure checks what it is told.
     """
     grant = await credentials.grant(proof_of(AZURE, azure.auth))
     try:
         claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
     except (IndexError, jwt.InvalidTokenError):
         return {}
-    found = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    identity = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}
+    return {name: value for name, value in identity.items() if isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""A call that needs somebody to sign in first: its client is asked to open a page, and it goes on.
+"""A call that needs somebody to sign in first: its client is asked to open a page, then it goes on.
 
     client               how it is asked                     how the call goes on
     2025, opens pages    on the stream of its request        where it waits, when the person is back
@@ -21,7 +21,7 @@ from gateway.calls.record import ELICIT, Attempt
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS, MOMENT_SECONDS
 from gateway.model import Result, elicitation_modes, new_id
-from gateway.store.cluster import Signals, heard_within
+from gateway.store.cluster import Signals, wait_until_set
 from gateway.store.credentials import CREDENTIAL, payload_of
 from gateway.store.secrets import Seal
 
@@ -42,44 +42,44 @@ class SigningIn:
     async def ensure(self, attempt: Attempt, auth: Proof) -> Result | None:
         """None once there is a credential; a question where the client answers by calling again."""
         answer = self._take_answer(attempt)
-        missing = await self._missing(attempt, auth)
-        if missing is None:
+        error = await self._sign_in_error(attempt, auth)
+        if error is None:
             return None
         caller = attempt.caller
         opens_pages = "url" in elicitation_modes(caller.capabilities) and not attempt.unattended
-        link = missing.details.get("sign_in_url")
+        link = error.details.get("sign_in_url")
         if link is None or not opens_pages:
-            raise missing
+            raise error
         if caller.era == "2026":
-            return await self._ask_by_answer(attempt, auth, missing, answer)
+            return await self._ask_by_answer(attempt, auth, error, answer)
         if caller.ask is None:
-            raise missing
-        question = {**_question(missing), "elicitationId": new_id(time.time())}
+            raise error
+        question = {**_question(error), "elicitationId": new_id(time.time())}
         asking = asyncio.ensure_future(caller.ask(ELICIT, question))
         try:
             seconds = attempt.snapshot.permissions.timeout_seconds
-            if await self._is_signed_in(attempt, auth, seconds, asking):
+            if await self._wait_for_sign_in(attempt, auth, seconds, asking):
                 return None
         finally:
             asking.cancel()
-        raise missing
+        raise error
 
     async def _ask_by_answer(
-        self, attempt: Attempt, auth: Proof, missing: UpstreamFailed, answer: Answer | None
+        self, attempt: Attempt, auth: Proof, error: UpstreamFailed, answer: Answer | None
     ) -> Result | None:
         if answer is not None:
             if not _is_accepted(answer):
-                raise missing
-            if await self._is_signed_in(attempt, auth, HELD_SECONDS):
+                raise error
+            if await self._wait_for_sign_in(attempt, auth, HELD_SECONDS):
                 return None
         state = self.seal.seal_values(PURPOSE, *attempt.bound_to)
-        asked = {QUESTION: {"method": ELICIT, "params": _question(missing)}}
-        return attempt.question_result("pending_confirmation", asked, state)
+        input_requests = {QUESTION: {"method": ELICIT, "params": _question(error)}}
+        return attempt.question_result("pending_confirmation", input_requests, state)
 
     def _take_answer(self, attempt: Attempt) -> Answer | None:
-        """What the client answers to our question about this call; None: it answers none of ours.
+        """The client's answer to our question about this call; None: it answers no such question.
 
-        It is ours alone: no server is told of it.
+        The answer is for the gateway alone: no server is told of it.
         """
         caller = attempt.caller
         values = self.seal.open_values(PURPOSE, caller.request_state)
@@ -89,7 +89,7 @@ class SigningIn:
         caller.request_state = caller.input_responses = None
         return answer if isinstance(answer, Mapping) else {}
 
-    async def _missing(self, attempt: Attempt, auth: Proof) -> UpstreamFailed | None:
+    async def _sign_in_error(self, attempt: Attempt, auth: Proof) -> UpstreamFailed | None:
         """Why the call can't go out yet; None: it can."""
         try:
             await self.credentials.grant(auth, attempt.caller.principal)
@@ -99,27 +99,27 @@ class SigningIn:
             return error
         return None
 
-    async def _is_signed_in(
+    async def _wait_for_sign_in(
         self,
         attempt: Attempt,
         auth: Proof,
         seconds: float,
         asking: asyncio.Future[Any] | None = None,
     ) -> bool:
-        """Waits until the person is back, at most so long, while somebody listens and says yes."""
+        """Waits for the person at most `seconds`, while the client listens and does not decline."""
         account, ends = auth.account(attempt.principal), time.time() + seconds
         began = time.time()
-        told = payload_of(account.connection, account.owner)
-        with self.signals.awaiting(CREDENTIAL, told) as heard:
+        payload = payload_of(account.connection, account.owner)
+        with self.signals.event_for(CREDENTIAL, payload) as signal:
             if asking is not None:
-                asking.add_done_callback(lambda _: heard.set())
-            while not attempt.caller.gone() and not self.draining() and not _is_declined(asking):
-                if await self._missing(attempt, auth) is None:
+                asking.add_done_callback(lambda _: signal.set())
+            while not attempt.caller.is_gone() and not self.draining() and not _is_declined(asking):
+                if await self._sign_in_error(attempt, auth) is None:
                     return True
-                if (left := ends - time.time()) <= 0:
+                if (seconds_left := ends - time.time()) <= 0:
                     return False
                 await _say_progress(attempt, time.time() - began, seconds)
-                await heard_within(heard, min(left, MOMENT_SECONDS))
+                await wait_until_set(signal, min(seconds_left, MOMENT_SECONDS))
         return False
 
 
@@ -129,9 +129,9 @@ async def _say_progress(attempt: Attempt, waited: float, seconds: float) -> None
         await attempt.caller.progress(round(waited, 1), seconds, text)
 
 
-def _question(missing: GatewayError) -> dict[str, Any]:
-    words = f"{missing.message} Open the page to sign in; the call goes on when you are back."
-    return {"mode": "url", "message": words, "url": missing.details["sign_in_url"]}
+def _question(error: GatewayError) -> dict[str, Any]:
+    text = f"{error.message} Open the page to sign in; the call goes on when you are back."
+    return {"mode": "url", "message": text, "url": error.details["sign_in_url"]}
 
 
 def _is_declined(asking: asyncio.Future[Any] | None) -> bool:

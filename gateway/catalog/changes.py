@@ -1,9 +1,9 @@
 """What a refresh changed, operation by operation, and what that means for the connection. Pure.
 
-`safe` needs nobody; `breaking` may fail callers that worked before (an input got stricter, a tool
+`safe` needs no admin; `breaking` may fail callers that worked before (an input got stricter, a tool
 is gone); `risky` may do something other than what people approved (another host, method, path,
-access or credential, a new write, new words from a source that is not trusted). What the settings
-hold back is served as it was. A refresh that brings nothing usable is a failure, not an empty
+access or credential, a new write, new words from a source that is not trusted). A tool whose change
+is held back is served as it was. A refresh without a usable tool is a failure, not an empty
 connection; only an MCP server that answers and lists no tools has none.
 """
 
@@ -40,7 +40,7 @@ OUTCOMES = ("added", "removed", "changed", "held")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one connection in a put or a refresh."""
+    """The outcome of a put or a refresh for one connection."""
 
     name: str
     status: str
@@ -60,14 +60,14 @@ class Adoption:
     """A connection after a discovery, and how it got there."""
 
     state: ConnectionState
-    found: Found  # with the tools that are served, held ones as they were, and with its bytes
+    found: Found  # with the served tools, those with held changes as they were, and with its bytes
     changes: Sequence[Change]
-    first: bool  # there was nothing to compare with
+    first: bool  # the connection had no tools to compare with
     renamed: Sequence[FormerName]
 
 
 def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption:
-    """The connection with what was found; changes its settings hold back are left out."""
+    """The connection with the tools found, without the changes that its settings hold back."""
     if state.tools and not found.build.tools and found.build.format != "mcp":
         raise DefinitionUnreadable(
             "the definition has no usable operation left",
@@ -75,51 +75,51 @@ def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption
         )
     first = state.build is None
     changes = compare(state.build.tools if state.build else (), found.build.tools)
-    waiting = [] if first else held(changes, state.settings.held)
-    build = replace(found.build, tools=served(found.build.tools, waiting))
+    waiting = [] if first else changes_to_hold(changes, state.settings.change_policy)
+    build = replace(found.build, tools=tools_to_serve(found.build.tools, waiting))
     if state.build is not None and any(asks_other_credential(change) for change in waiting):
         build = with_credentials_of(build, state.build)
-    renamed = former_names(state.name, state.found, found, now)  # also what is held has its name
+    renamed = former_names(state.name, state.found, found, now)  # held ones too
     found = replace(found, build=build, at=now)
-    kept_back = {change.operation for change in waiting}
-    told = [
+    waiting_operations = {change.operation for change in waiting}
+    records = [
         replace(
             change,
             id=new_id(now),
             connection=state.name,
-            status="held" if change.operation in kept_back else "applied",
+            status="held" if change.operation in waiting_operations else "applied",
             at=now,
             by=by,
         )
         for change in changes
     ]
-    return Adoption(with_found(state, found), found, told, first, renamed)
+    return Adoption(with_found(state, found), found, records, first, renamed)
 
 
 def former_names(
     connection: str, before: Found | None, after: Found, now: float
 ) -> list[FormerName]:
-    """The names of operations that have other names in what was found now."""
+    """The former names of the operations that have other names in `after`."""
     if before is None:
         return []
     old, new = (operations_of(found, found.build.tools) for found in (before, after))
     return [
-        FormerName(connection, old[each].name, old[each].local_name, each, now)
-        for each in sorted(old.keys() & new.keys())
-        if old[each].name != new[each].name
+        FormerName(connection, old[key].name, old[key].local_name, key, now)
+        for key in sorted(old.keys() & new.keys())
+        if old[key].name != new[key].name
     ]
 
 
 def with_found(state: ConnectionState, found: Found) -> ConnectionState:
-    """The connection as what was found of it says."""
+    """The connection with the definition and the tools that were found."""
     build = found.build
     status = build.status if state.settings.is_active else "disabled"
-    after = replace(state, found=found.light(), status=status, problems=build.problems)
+    after = replace(state, found=found.without_bytes(), status=status, problems=build.problems)
     return with_tools(after, build.tools)
 
 
 def is_same(old: ConnectionState, base: ConnectionState, cached: Found | None) -> bool:
-    """Whether a connection that runs is what is configured and stored now."""
+    """Whether a running connection equals the one that is configured and stored now."""
     same_build = cached is None or (old.found is not None and old.found.at == cached.at)
     settings = (base.settings, base.origin, base.revision)
     return same_build and (old.settings, old.origin, old.revision) == settings
@@ -132,15 +132,15 @@ def with_last_good(base: ConnectionState, old: ConnectionState | None) -> Connec
     return with_tools(replace(base, found=old.found), old.tools)
 
 
-def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
+def with_failure(state: ConnectionState, error: GatewayError) -> ConnectionState:
     """The connection after a failed refresh: as it was, with a problem that says so."""
-    kept = state.build.problems if state.build else ()
+    problems = state.build.problems if state.build else ()
     problem = Problem("error", "definition", error.message)
-    return replace(state, status="failing", problems=(*kept, problem))
+    return replace(state, status="failing", problems=(*problems, problem))
 
 
 def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:
-    """What to tell the one who asked; of what is new, only what is exposed."""
+    """The caller's report; new and changed tools are named only where they are exposed."""
     tools: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
     for change in adoption.changes:
         outcome = "held" if change.status == "held" else change.kind
@@ -153,55 +153,55 @@ def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None
 def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Change]:
     """Every change between two builds of one connection, in stable order."""
     old, new = by_operation(before), by_operation(after)
-    found = (_change(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()))
-    return [change for change in found if change is not None]
+    changes = (_change(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()))
+    return [change for change in changes if change is not None]
 
 
-def held(changes: Sequence[Change], hold: Hold) -> list[Change]:
+def changes_to_hold(changes: Sequence[Change], hold: Hold) -> list[Change]:
     """The changes that wait for an admin."""
     if hold == "accept":
         return []
     return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
 
 
-def served(after: Iterable[Tool], waiting: Iterable[Change]) -> tuple[Tool, ...]:
-    """The tools to serve while these changes wait: what was there before them."""
-    return replaced(after, {change.operation: change.before for change in waiting})
+def tools_to_serve(after: Iterable[Tool], waiting: Iterable[Change]) -> tuple[Tool, ...]:
+    """The tools to serve while these changes wait: the changed tools as they were before."""
+    return replace_tools(after, {change.operation: change.before for change in waiting})
 
 
-def replaced(tools: Iterable[Tool], others: Mapping[str, Tool | None]) -> tuple[Tool, ...]:
-    """The tools with others in the place of some, or none, by what makes a tool the same one."""
-    return tuple(tool for tool in {**by_operation(tools), **others}.values() if tool)
+def replace_tools(tools: Iterable[Tool], by_key: Mapping[str, Tool | None]) -> tuple[Tool, ...]:
+    """The tools with those in `by_key` replaced by operation key, or left out for None."""
+    return tuple(tool for tool in {**by_operation(tools), **by_key}.values() if tool)
 
 
 def asks_other_credential(change: Change) -> bool:
-    """Whether the definition now wants calls of this tool to prove themselves in another way."""
+    """Whether the definition now asks calls of this tool for another kind of credential."""
     before, after = change.before, change.after
     return before is not None and after is not None and before.security != after.security
 
 
-def with_credentials_of(build: Build, other: Build) -> Build:
-    """A build whose calls carry their credential as those of another build do."""
-    scheme, name, place = other.auth_scheme, other.auth_name, other.auth_in
+def with_credentials_of(build: Build, model: Build) -> Build:
+    """The build with calls that carry their credential as the calls of `model` do."""
+    scheme, name, place = model.auth_scheme, model.auth_name, model.auth_in
     return replace(build, auth_scheme=scheme, auth_name=name, auth_in=place)
 
 
 def by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Tools by what makes each the same one across two versions of a definition."""
-    listed = list(tools)
-    times = Counter(operation_key(tool) for tool in listed)
-    found: dict[str, Tool] = {}
-    for tool in listed:
+    """Tools by the key that identifies each across two versions of a definition."""
+    all_tools = list(tools)
+    times = Counter(operation_key(tool) for tool in all_tools)
+    by_key: dict[str, Tool] = {}
+    for tool in all_tools:
         key = operation_key(tool)
         if times[key] > 1:
-            # A definition may use one id twice, and a tool be wrapped twice: then the rest tells.
+            # A definition may use an id twice, a tool be wrapped twice: add what tells them apart.
             key = f"{key} ({tool.method} {tool.path})" if tool.method else f"{key} ({tool.name})"
-        found[key if key not in found else f"{key} {tool.name}"] = tool
-    return found
+        by_key[key if key not in by_key else f"{key} {tool.name}"] = tool
+    return by_key
 
 
 def operation_key(tool: Tool) -> str:
-    """What makes a tool the same one across two versions of a definition."""
+    """The key that identifies a tool across two versions of a definition."""
     return tool.operation or f"{tool.method} {tool.path}"
 
 
@@ -213,17 +213,17 @@ def _change(key: str, old: Tool | None, new: Tool | None) -> Change | None:
         return Change(key, new.name, "added", "safe" if is_read else "risky", words, None, new)
     if new is None:
         return Change(key, old.name, "removed", "breaking", "the operation is gone", old, None)
-    if _told(old) == _told(new):
+    if _compared_fields(old) == _compared_fields(new):
         return None
     if reasons := list(_risks(old, new)):
         return Change(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
     if reason := stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
         return Change(key, new.name, "changed", "breaking", reason, old, new)
-    return Change(key, new.name, "changed", "safe", _harmless(old, new), old, new)
+    return Change(key, new.name, "changed", "safe", _describe_safe_change(old, new), old, new)
 
 
-def _told(tool: Tool) -> tuple[Any, ...]:
-    """What of a tool is anyone's business but ours; what only serves our search is not."""
+def _compared_fields(tool: Tool) -> tuple[Any, ...]:
+    """The fields of a tool that callers or admins notice; those for our search are left out."""
     return (
         *(tool.fingerprint, tool.entry, tool.http, tool.upstream, tool.whole_schema),
         *(tool.access, tool.risk, tool.trust, tool.security, tool.output_schema),
@@ -233,37 +233,37 @@ def _told(tool: Tool) -> tuple[Any, ...]:
 def _risks(old: Tool, new: Tool) -> Iterator[str]:
     """Why a call may now do something else than what people approved, or go somewhere else."""
     if old.http and new.http:
-        yield from _changed("host", old.http.base_url, new.http.base_url)
-        yield from _sent_otherwise(old, new)
-    for what in ("method", "path", "access"):
-        yield from _changed(what, getattr(old, what), getattr(new, what))
+        yield from _reason_if_changed("host", old.http.base_url, new.http.base_url)
+        yield from _argument_risks(old, new)
+    for attribute in ("method", "path", "access"):
+        yield from _reason_if_changed(attribute, getattr(old, attribute), getattr(new, attribute))
     if old.security != new.security:
         yield "the definition asks for another credential"
     if new.trust == "untrusted" and old.description != new.description:
         yield "the description of an untrusted source changed"
-    if old.fingerprint != new.fingerprint and _looks(old) == _looks(new):
+    if old.fingerprint != new.fingerprint and _shown_fields(old) == _shown_fields(new):
         yield "it is reached at another place or with another kind of credential"
 
 
-def _changed(what: str, before: str, after: str) -> Iterator[str]:
+def _reason_if_changed(attribute: str, before: str, after: str) -> Iterator[str]:
     if before != after:
-        yield f"the {what} changed from {before} to {after}"
+        yield f"the {attribute} changed from {before} to {after}"
 
 
-def _looks(tool: Tool) -> tuple[Any, ...]:
-    """What the fingerprint covers and the tool itself shows."""
+def _shown_fields(tool: Tool) -> tuple[Any, ...]:
+    """The fields that the fingerprint covers and the tool itself shows."""
     base_url = tool.http.base_url if tool.http else ""
-    shown = (tool.method, base_url, tool.path, tool.access, tool.security)
-    return (*shown, tool.input_schema, tool.description)
+    fields = (tool.method, base_url, tool.path, tool.access, tool.security)
+    return (*fields, tool.input_schema, tool.description)
 
 
-def _sent_otherwise(old: Tool, new: Tool) -> Iterator[str]:
+def _argument_risks(old: Tool, new: Tool) -> Iterator[str]:
     assert old.http and new.http
     before, after = _places(old.http), _places(new.http)
     for argument in sorted(before.keys() & after.keys()):
         if before[argument] != after[argument]:
             yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
-    if _hidden(old) != _hidden(new):
+    if _hidden_values(old) != _hidden_values(new):
         yield "it sends other values that callers don't see"
 
 
@@ -277,17 +277,17 @@ def _places(operation: HttpOperation) -> dict[str, str]:
     return places | {each.argument: f"body {each.name}" for each in fields}
 
 
-def _hidden(tool: Tool) -> tuple[Any, ...]:
-    """What is sent unasked, deep in a body too, and where."""
+def _hidden_values(tool: Tool) -> tuple[Any, ...]:
+    """The values that are sent without a caller giving them, deep in a body too, and where."""
     assert tool.http
-    unasked = {(p.place, p.name): p.constant for p in tool.http.parameters if p.argument is None}
+    fixed = {(p.place, p.name): p.constant for p in tool.http.parameters if p.argument is None}
     body, schema = tool.http.body, whole_schema(tool)
     inside = _constants(orjson.loads(schema)) if CONSTANTS.encode() in schema else {}
-    return unasked, dict(body.constants) if body else {}, inside
+    return fixed, dict(body.constants) if body else {}, inside
 
 
 def _constants(part: Any) -> Any:
-    """A schema with nothing left of it but its constants, where they stand."""
+    """A schema reduced to its constants, each at its place."""
     if isinstance(part, list):
         part = dict(enumerate(part))
     if not isinstance(part, dict):
@@ -296,7 +296,7 @@ def _constants(part: Any) -> Any:
     return {key: value for key, value in found.items() if value}
 
 
-def _harmless(old: Tool, new: Tool) -> str:
+def _describe_safe_change(old: Tool, new: Tool) -> str:
     if old.input_schema != new.input_schema:
         return "the input accepts what it accepted before"
     return "the description changed" if old.description != new.description else "details changed"
@@ -329,14 +329,14 @@ class _Comparison:
     def __init__(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         self._old, self._new = old, new
         self._same_definitions = old.get("$defs") == new.get("$defs")
-        self._seen: set[tuple[int, int]] = set()
+        self._compared_pairs: set[tuple[int, int]] = set()
         self._nodes = COMPARED_NODES
 
     def reasons(self) -> Iterator[str]:
         yield from self._narrower(self._old, self._new, "")
 
     def _narrower(self, old: Any, new: Any, at: str) -> Iterator[str]:
-        old, new = _resolved(old, self._old), _resolved(new, self._new)
+        old, new = _resolve(old, self._old), _resolve(new, self._new)
         self._nodes -= 1
         if new is True or new == {} or old is False or (old == new and self._same_definitions):
             return
@@ -346,15 +346,15 @@ class _Comparison:
         if not isinstance(new, dict) or not isinstance(old, (dict, bool)) or self._nodes < 0:
             yield f"{at or 'the input'} can't be compared with what it was"
             return
-        if (id(old), id(new)) in self._seen:
+        if (id(old), id(new)) in self._compared_pairs:
             return
-        self._seen.add((id(old), id(new)))
+        self._compared_pairs.add((id(old), id(new)))
         yield from self._keywords(old if isinstance(old, dict) else {}, new, at)
 
     def _keywords(self, old: dict[str, Any], new: dict[str, Any], at: str) -> Iterator[str]:
         name = at or "the input"
-        if lost := _types(old) - _types(new):
-            yield f"{name} may no longer be {' or '.join(sorted(lost))}"
+        if lost_types := _types(old) - _types(new):
+            yield f"{name} may no longer be {' or '.join(sorted(lost_types))}"
         yield from _values(old, new, name)
         yield from _bounds(old, new, name)
         yield from self._object(old, new, at)
@@ -372,24 +372,24 @@ class _Comparison:
         for name in sorted(set(new.get("required", ())) - set(old.get("required", ()))):
             yield f"{prefix}{name} is now required"
         before, after = old.get("properties", {}), new.get("properties", {})
-        others = new.get("additionalProperties", True)
+        extra = new.get("additionalProperties", True)
         for name, schema in before.items():
             if name in after:
                 yield from self._narrower(schema, after[name], f"{prefix}{name}")
-            elif others is False:
+            elif extra is False:
                 yield f"{prefix}{name} is no longer accepted"
             else:
-                yield from self._narrower(schema, others, f"{prefix}{name}")
+                yield from self._narrower(schema, extra, f"{prefix}{name}")
         if "additionalProperties" in new and old.get("additionalProperties", True) is not False:
             at = f"{prefix}further properties" if prefix else "further properties"
-            yield from self._narrower(old.get("additionalProperties", True), others, at)
+            yield from self._narrower(old.get("additionalProperties", True), extra, at)
 
     def _alternatives(
         self, old: dict[str, Any], new: dict[str, Any], key: str, at: str
     ) -> Iterator[str]:
-        """Each way that was good before must still fit one of the ways there are now."""
-        listed = old.get("anyOf") or old.get("oneOf")
-        for before in listed or [{k: v for k, v in old.items() if k != key}]:
+        """Each alternative that was accepted before must still fit an alternative of now."""
+        ways = old.get("anyOf") or old.get("oneOf")
+        for before in ways or [{k: v for k, v in old.items() if k != key}]:
             if not any(self._fits(before, after) for after in new[key]):
                 yield f"{at or 'the input'} has fewer alternatives"
                 return
@@ -397,18 +397,18 @@ class _Comparison:
     def _fits(self, old: Any, new: Any) -> bool:
         inner = _Comparison(self._old, self._new)
         inner._nodes = self._nodes // 2
-        inner._seen = set(self._seen)
+        inner._compared_pairs = set(self._compared_pairs)
         return next(inner._narrower(old, new, ""), None) is None
 
 
 def _values(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str]:
-    allowed, before = _listed(new), _listed(old)
+    allowed, before = _allowed_values(new), _allowed_values(old)
     if allowed is None:
         return
     if before is None:
         yield f"{name} is now limited to certain values"
-    elif gone := [value for value in before if value not in allowed]:
-        yield f"{name} no longer allows {repr(gone[0])[:60]}"
+    elif missing := [value for value in before if value not in allowed]:
+        yield f"{name} no longer allows {repr(missing[0])[:60]}"
 
 
 def _bounds(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str]:
@@ -425,14 +425,14 @@ def _bounds(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str
         yield f"{name} may no longer repeat an item"
 
 
-def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+def _allowed_values(schema: Mapping[str, Any]) -> list[Any] | None:
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) else None
 
 
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+def _resolve(schema: Any, root: Mapping[str, Any]) -> Any:
     for _ in range(32):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
@@ -441,7 +441,7 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
             return root
         holder, _, name = target.removeprefix("#/").partition("/")
         if holder not in ("$defs", "definitions"):
-            return target  # elsewhere: two of them are the same or can't be compared
+            return target  # a reference elsewhere: equal ones are the same schema
         schema = root.get(holder, {}).get(name, {})
     return schema
 

@@ -1,8 +1,8 @@
-"""Which connections there are: configured, put, found in Azure; and which may be put.
+"""The connections that exist: configured, put, found in Azure; and the rules for a put.
 
-A connection of Azure's resource group that config.toml or a put already speaks for is not there
-twice. One that a put made in Azure is removed there again when the put fails, or when it is
-deleted; one that was there before is not ours to remove.
+A connection of Azure's resource group that config.toml or a put already covers is not listed
+twice. A resource that a put made in Azure is removed there again when the put fails, or when the
+connection is deleted; a resource that existed before is not ours to remove.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from gateway.azure.arm import named
+from gateway.azure.arm import name_resources
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
 from gateway.catalog.snapshot import ConnectionState, Snapshot, at_rest
 from gateway.config.connection import ArmConnection, Connection, McpConnection
@@ -23,13 +23,13 @@ from gateway.model import Found, RawDefinition
 from gateway.store.catalog import Stored
 
 
-def to_be_served(
+def connection_states(
     stored: Stored,
     settings: Settings,
     demo: Mapping[str, Connection],
     listing: RawDefinition | None,
 ) -> dict[str, ConnectionState]:
-    """Every connection there is, by name: put, configured, ours to show, found in Azure."""
+    """Every connection by name: put, configured, of the demo, found in Azure."""
     states = {
         name: at_rest(name, parse_connection(name, values), "stored", revision)
         for name, values, revision in stored.connections
@@ -45,8 +45,8 @@ def to_be_served(
 def _with_names(state: ConnectionState, found: Found | None) -> ConnectionState:
     """The connection with the form of its tools' names settled.
 
-    Names are stable: where nothing is said, those that the store has from before stay what they
-    are. What was put since short names are there says so itself (`completed`).
+    Names are stable: where the settings don't choose a form, the names that the store has stay as
+    they are. A connection put since short names exist has its form stored (`complete_values`).
     """
     if state.settings.names or state.settings.kind == "mcp":
         return state
@@ -55,31 +55,31 @@ def _with_names(state: ConnectionState, found: Found | None) -> ConnectionState:
     return replace(state, settings=state.settings.model_copy(update={"names": names}))
 
 
-def completed(
+def complete_values(
     values: Mapping[str, Any], old: ConnectionState | None, organization: str | None = None
 ) -> dict[str, Any]:
-    """What is put, saying whose it is and how its tools are named: as they are now, else short."""
-    said = dict(values)
-    if organization is not None and said.get("organization") is None:
-        said["organization"] = organization  # its admin's
-    if not said.get("names") and said.get("kind") != "mcp":
-        said["names"] = (old and old.settings.names) or "short"
-    return said
+    """The values of a put with its organization and the form of tool names (else short)."""
+    complete = dict(values)
+    if organization is not None and complete.get("organization") is None:
+        complete["organization"] = organization  # that of the admin who puts it
+    if not complete.get("names") and complete.get("kind") != "mcp":
+        complete["names"] = (old and old.settings.names) or "short"
+    return complete
 
 
 def _found_in_azure(
-    listing: RawDefinition | None, settings: Settings, others: Mapping[str, ConnectionState]
+    listing: RawDefinition | None, settings: Settings, states: Mapping[str, ConnectionState]
 ) -> dict[str, ArmConnection]:
-    """The group's connections by the name each has here; `others` come first."""
+    """The group's connections by their names here; `states` keep their names."""
     azure = settings.azure
     if azure is None or listing is None or listing.location != listing_location(azure):
         return {}
-    claimed = {
+    claimed_ids = {
         resource_id(azure, name, state.settings).lower()
-        for name, state in others.items()
+        for name, state in states.items()
         if isinstance(state.settings, ArmConnection)
     }
-    free = [one for one in read_listing(listing.raw) if one.id.lower() not in claimed]
+    free = [r for r in read_listing(listing.raw) if r.id.lower() not in claimed_ids]
     return {
         name: ArmConnection(
             kind="arm",
@@ -88,17 +88,17 @@ def _found_in_azure(
             resource_id=resource.id,
             invoke=azure.invoke,
         )
-        for name, resource in named(free, others).items()
+        for name, resource in name_resources(free, states).items()
     }
 
 
 @asynccontextmanager
-async def present_in_azure(
+async def ensure_in_azure(
     directory: AzureDirectory, name: str, settings: Connection, old: ConnectionState | None
 ) -> AsyncIterator[Connection]:
-    """The settings of a connection that exists in Azure now, where it has to exist there.
+    """Makes the resource of a connection of kind arm where it is missing; gives its settings.
 
-    What was made for this is removed again if the block fails.
+    A resource that was made for this is removed again if the block fails.
     """
     if not isinstance(settings, ArmConnection):
         yield settings
@@ -106,29 +106,29 @@ async def present_in_azure(
     before = old.settings if old and isinstance(old.settings, ArmConnection) else None
     if before is not None and settings.resource_id is None:
         settings = settings.model_copy(update={"resource_id": before.resource_id})
-    settings, made = await directory.create(name, settings)
-    ours = before is not None and before.created_here
-    same = before is not None and before.resource_id == settings.resource_id
-    settings = settings.model_copy(update={"created_here": made or (ours and same)})
+    settings, is_new = await directory.create(name, settings)
+    was_ours = before is not None and before.created_here
+    is_same = before is not None and before.resource_id == settings.resource_id
+    settings = settings.model_copy(update={"created_here": is_new or (was_ours and is_same)})
     try:
         yield settings
     except BaseException:
-        if made and settings.resource_id:
+        if is_new and settings.resource_id:
             with suppress(GatewayError):
                 await directory.delete(settings.resource_id)
         raise
 
 
 async def remove_from_azure(directory: AzureDirectory, settings: Connection) -> None:
-    """Removes in Azure what was made there by a put."""
+    """Removes in Azure the resource that a put made there."""
     if isinstance(settings, ArmConnection) and settings.created_here and settings.resource_id:
         await directory.delete(settings.resource_id)
 
 
 def refuse_configured(state: ConnectionState | None, new: Connection | None = None) -> None:
-    """Refuses to touch a connection that config.toml, or we, or Azure define.
+    """Refuses to touch a connection that config.toml, the demo or Azure defines.
 
-    What is found in Azure may be put under its name, with other settings.
+    A connection found in Azure may be put under its name, with other settings.
     """
     if state is not None and state.origin == "azure":
         if not _is_same_resource(state.settings, new):
@@ -174,19 +174,19 @@ def refuse_foreign(
 
 
 def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None:
-    """Refuses commands, and what would break a rule that the configuration was checked for."""
+    """Refuses commands, and settings that would break a rule checked for config.toml."""
     if isinstance(connection, McpConnection) and connection.transport == "stdio":
         raise Fixable(
             "connection_invalid",
             "commands can't be put at run time",
             'Write connections with transport = "stdio" into config.toml.',
         )
-    for where, what in sign_in_problems(settings, connection):
-        raise Fixable("connection_invalid", f"{where}: {what}")
+    for path, words in sign_in_problems(settings, connection):
+        raise Fixable("connection_invalid", f"{path}: {words}")
     if connection.trust != "untrusted":
         return
-    for where, what in untrusted_in_bundles(settings, {name}):
-        raise Fixable("connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle.")
+    for path, words in untrusted_in_bundles(settings, {name}):
+        raise Fixable("connection_invalid", f"{path}: {words}", "Trust it, or edit the bundle.")
 
 
 def refuse_edit(settings: Settings, current: Snapshot) -> None:
@@ -198,5 +198,5 @@ def refuse_edit(settings: Settings, current: Snapshot) -> None:
     }
     untrusted -= settings.connections.keys()
     found = untrusted_in_bundles(settings, untrusted)
-    if problems := [f"config.toml: {where}: {what}" for where, what in found]:
+    if problems := [f"config.toml: {path}: {words}" for path, words in found]:
         raise ConfigInvalid(problems)

@@ -1,17 +1,17 @@
 """From a connection's settings to its tools: the slow part, with all the waiting in it.
 
-Each kind of connection has its way to a definition, of which tools are built off the event loop.
-Where neither the bytes nor anything that shapes the tools has changed, what was built before is
+Each kind of connection has its way to a definition, from which tools are built off the event loop.
+Where neither the bytes nor anything that shapes the tools has changed, the build from before is
 used again.
 
 A URL is asked with the validators of the copy we have, so that an unchanged definition costs one
-small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
-once), bounded in bytes and in number; the store keeps the copy that survives a restart. One who
-asks again may have let go of the bytes: such a copy is never what another connection is given.
+small exchange. A fetched definition stays in memory for a while (preview, then put, downloads
+once), bounded in bytes and in number; the store keeps the copy that survives a restart. A caller
+may hold a copy without its bytes: such a copy is never given to another connection.
 
 A connection asks with its own headers and credentials. They are for the address it names and end at
-a redirect; and since a server may show each caller another definition under one validator, a copy
-counts as known only to the credentials it was fetched with.
+a redirect; and since a server may show each caller another definition under one validator, a copy's
+validators are sent only with the credentials that it was fetched with.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 Exchange = Callable[[Request], Awaitable[Answer]]
-# What a connection proves itself with, and the way to send a request of its own with that.
+# A connection's credentials, and the function that sends a request with them.
 Prove = Callable[
     [str, Connection, Build | None],
     tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]],
 ]
-PREVIEWED = "[preview]"  # whose tokens those of a preview are: no connection can have this name
-LED_ON = Problem(
+PREVIEWED = "[preview]"  # the name that a preview's tokens belong to: no connection can have it
+REDIRECTED = Problem(
     "warning",
     "definition",
     "the definition's address redirects, so it was fetched without the connection's credentials; "
@@ -91,28 +91,28 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a connection: what it is, what it may take, what was found before."""
+    """One look at a connection: its settings, its limits, and what was found before."""
 
     name: str
     settings: Connection
     limits: Limits
-    known: Found | None = None
-    planned: bool = False  # it is only previewed: Azure may not have it yet
-    served: Build | None = None  # its tools by now: those that have short names keep them
-    since: float | None = None  # how old may be what was fetched for several connections
+    previous: Found | None = None
+    is_preview: bool = False  # Azure may not have the connection yet
+    served: Build | None = None  # its tools by now: those with short names keep them
+    since: float | None = None  # how old an answer fetched for several connections may be
 
     @property
-    def held(self) -> RawDefinition | None:
-        return self.known.definition if self.known else None
+    def previous_definition(self) -> RawDefinition | None:
+        return self.previous.definition if self.previous else None
 
     @property
-    def given_names(self) -> dict[str, str]:
-        """The names that its tools have by now, if they are short ones, by method and path."""
+    def short_names(self) -> dict[str, str]:
+        """The short names that its tools have by now, by method and path."""
         tools = self.served.tools if self.served and self.served.names == "short" else ()
         return {f"{tool.method} {tool.path}": tool.local_name for tool in tools}
 
     def key(self, definition: RawDefinition) -> str:
-        """Names what a build is made from: the same key, the same tools, on every replica."""
+        """A digest of all that shapes a build: the same key, the same tools, on every replica."""
         version = f"{__version__}/{BUILD_CODEC_VERSION}".encode()
         source = _encode(source_of(self.name, self.settings, self.limits, definition.location))
         return digest(b"\0".join((version, definition.sha256.encode(), source)))
@@ -130,85 +130,85 @@ class Discoverer:
     prove: Prove
 
     async def discover(self, look: Look) -> Found:
-        """What a connection offers now; the very object `known` where nothing changed."""
-        settings, held, session = look.settings, look.held, None
+        """What a connection offers now; the very object `look.previous` where nothing changed."""
+        settings, previous, session = look.settings, look.previous_definition, None
         if isinstance(settings, OpenApiConnection):
             return await self._discover_openapi(look, settings)
         if isinstance(settings, McpConnection):
             try:
-                said, session = await self.read_upstream(look.name, settings)
+                listing, session = await self.read_upstream(look.name, settings)
             except UpstreamFailed as error:
                 if error.code != "sign_in_required":
                     raise
-                if look.known is not None:
-                    return look.known  # who signs in next may find something else
-                said, session = UNKNOWN_YET, "principal"
-            written = without_secrets(orjson.dumps(said).decode(), settings).encode()
-            definition = RawDefinition.of(location_of(settings), written)
+                if look.previous is not None:
+                    return look.previous  # the next sign-in may list other tools
+                listing, session = UNKNOWN_YET, "principal"
+            raw = without_secrets(orjson.dumps(listing).decode(), settings).encode()
+            definition = RawDefinition.of(location_of(settings), raw)
         elif isinstance(settings, ManifestConnection):
             definition = await self._read_manifest(settings.manifest, look)
         else:
             assert isinstance(settings, ArmConnection)
-            bounds = look.limits.max_spec_bytes, look.planned, look.since
+            bounds = look.limits.max_spec_bytes, look.is_preview, look.since
             raw = await self.azure.definition(look.name, settings, *bounds)
             definition = RawDefinition.of(location_of(settings), raw)
-        is_known = held is not None and held.is_same(definition)
-        found = await self.rebuild(look, held if held and is_known else definition)
+        is_same = previous is not None and previous.is_same(definition)
+        found = await self.rebuild(look, previous if previous and is_same else definition)
         return found if found.session == session else replace(found, session=session)
 
     async def _discover_openapi(self, look: Look, settings: OpenApiConnection) -> Found:
-        asker = self._asker(look, settings, look.known)
+        asker = self._asker(look, settings, look.previous)
         found = await self._read_openapi(look, settings, asker)
-        better = self._asker(look, settings, found)
-        if asker is None or better is None or better.proof == asker.proof:
+        second = self._asker(look, settings, found)
+        if asker is None or second is None or second.proof == asker.proof:
             return found
-        # Only now the definition has said where it wants a key.
-        return await self._read_openapi(replace(look, known=found), settings, better)
+        # The definition says where it wants the key, which the first request could not know.
+        return await self._read_openapi(replace(look, previous=found), settings, second)
 
     async def _read_openapi(
         self, look: Look, settings: OpenApiConnection, asker: Asker | None
     ) -> Found:
-        held = look.held
+        previous = look.previous_definition
         definition = await self.fetcher.fetch(
             settings.spec,
-            held if held and held.location == location_of(settings) else None,
+            previous if previous and previous.location == location_of(settings) else None,
             max_bytes=look.limits.max_spec_bytes,
             seconds=settings.timeout_seconds or DEFINITION_SECONDS,
             asker=asker,
-            tls=settings.tls if _at_home(settings) else NO_TLS_FILES,
+            tls=settings.tls if _is_on_api_host(settings) else NO_TLS_FILES,
         )
         found = await self.rebuild(look, definition)
-        return _noted(found, led_on=asker is not None and definition.asked_with is None)
+        return _mark_redirect(found, warn=asker is not None and definition.asked_with is None)
 
-    def _asker(self, look: Look, settings: OpenApiConnection, known: Found | None) -> Asker | None:
-        """The connection itself, where the definition lies on the API's own host; else nobody."""
-        if not _at_home(settings) or (settings.auth.type == "none" and not settings.headers):
+    def _asker(self, look: Look, settings: OpenApiConnection, found: Found | None) -> Asker | None:
+        """The connection itself, where the definition lies on the API's own host; else None."""
+        if not _is_on_api_host(settings) or (settings.auth.type == "none" and not settings.headers):
             return None
-        who = PREVIEWED if look.planned else look.name
-        return Asker(*self.prove(who, settings, known.build if known else None))
+        name = PREVIEWED if look.is_preview else look.name
+        return Asker(*self.prove(name, settings, found.build if found else None))
 
     async def _read_manifest(self, manifest: str, look: Look) -> RawDefinition:
         if is_built_in(manifest):
             return RawDefinition.of(manifest, load_builtin(manifest))
-        most = look.limits.max_spec_bytes
-        return await self.fetcher.fetch(manifest, look.held, max_bytes=most)
+        max_bytes = look.limits.max_spec_bytes
+        return await self.fetcher.fetch(manifest, look.previous_definition, max_bytes=max_bytes)
 
     async def rebuild(self, look: Look, definition: RawDefinition) -> Found:
         """The tools of a definition that is at hand: no network."""
-        key, known = look.key(definition), look.known
-        if known is not None and known.build_key == key:
-            same = known.definition == definition
-            return known if same else replace(known, definition=definition)
+        key, previous = look.key(definition), look.previous
+        if previous is not None and previous.build_key == key:
+            is_same = previous.definition == definition
+            return previous if is_same else replace(previous, definition=definition)
         source = source_of(look.name, look.settings, look.limits, definition.location)
         if source.kind == "mcp":
             build = await asyncio.to_thread(_build_listing, definition.raw, source)
         else:
-            source = replace(source, given=look.given_names)
+            source = replace(source, given=look.short_names)
             build = await self.workers.build(definition.packed, source)
         return Found(build, definition, key)
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:
-        """Refuses a connection whose calls or tokens would go where we may not go."""
+        """Refuses a connection whose calls or tokens would go to a forbidden address."""
         tools = (*build.tools, *build.hidden)
         targets = {tool.http.base_url for tool in tools if tool.http} | {build.base_url}
         configured = _configured_addresses(settings)
@@ -216,28 +216,28 @@ class Discoverer:
             try:
                 await self.check_address(target)
             except GatewayError as error:
-                # Names that can't be looked up now may be later; what can't be read never will.
+                # A name may resolve later; an address that can't be parsed never will.
                 unreadable = isinstance(error, Fixable) and target in configured
                 if error.code == "access_denied" or unreadable:
                     raise Fixable("connection_invalid", error.message, error.hint) from error
 
 
-def _at_home(settings: OpenApiConnection) -> bool:
-    """Whether the definition lies on the API's own host, which may see what calls prove."""
+def _is_on_api_host(settings: OpenApiConnection) -> bool:
+    """Whether the definition lies on the API's own host, which may see the credentials."""
     base_url, spec = settings.base_url, settings.spec
     return is_url(spec) and (not base_url or locate(base_url).origin() == locate(spec).origin())
 
 
-def _noted(found: Found, *, led_on: bool) -> Found:
-    """With a warning where the definition may be what strangers are shown, else without."""
+def _mark_redirect(found: Found, *, warn: bool) -> Found:
+    """With the warning where the definition was fetched without credentials, else without it."""
     build = found.build
-    if (LED_ON in build.problems) == led_on:
+    if (REDIRECTED in build.problems) == warn:
         return found
-    others = tuple(problem for problem in build.problems if problem != LED_ON)
-    return replace(found, build=replace(build, problems=(LED_ON, *others) if led_on else others))
+    rest = tuple(problem for problem in build.problems if problem != REDIRECTED)
+    return replace(found, build=replace(build, problems=(REDIRECTED, *rest) if warn else rest))
 
 
-# What a connector is told as it is written, of those kinds of connection that have it.
+# Settings that a connector gets as they are written, if the kind of connection has them.
 _AS_WRITTEN = (
     *("kind", "include", "exclude", "blocklist", "trust", "base_url", "idempotency_header"),
     *("region", "on_behalf_of", "tools", "exclude_tools"),
@@ -245,7 +245,7 @@ _AS_WRITTEN = (
 
 
 def source_of(name: str, settings: Connection, limits: Limits, location: str) -> Source:
-    """What a connector is told of a connection, none of it secret."""
+    """The settings of a connection that its connector gets, none of them secret."""
     auth, rules = settings.auth, settings.wrap if isinstance(settings, McpConnection) else ()
     operations = settings.operations.items()
     return Source(
@@ -270,13 +270,13 @@ def source_of(name: str, settings: Connection, limits: Limits, location: str) ->
 
 
 def _build_listing(raw: bytes, source: Source) -> Build:
-    said = orjson.loads(raw)
-    build = build_upstream(said["tools"], source)
-    if said.get("unauthenticated"):
+    listing = orjson.loads(raw)
+    build = build_upstream(listing["tools"], source)
+    if listing.get("unauthenticated"):
         words = "its tools are learned when somebody signs in for the first time"
-        unknown = (Problem("warning", "auth", words),)
-        return replace(build, status="unauthenticated", problems=unknown)
-    return replace(build, instructions=visible(said.get("instructions", "")).strip())
+        problems = (Problem("warning", "auth", words),)
+        return replace(build, status="unauthenticated", problems=problems)
+    return replace(build, instructions=visible(listing.get("instructions", "")).strip())
 
 
 def _origin(url: str) -> str:
@@ -286,12 +286,12 @@ def _origin(url: str) -> str:
 
 def _configured_addresses(settings: Connection) -> set[str]:
     """The addresses that the settings themselves name, as they are spelled there."""
-    found = {settings.base_url or ""} if isinstance(settings, OpenApiConnection) else set()
+    addresses = {settings.base_url or ""} if isinstance(settings, OpenApiConnection) else set()
     if isinstance(settings.auth, OAuth2Auth):
-        found |= {settings.auth.token_url or "", settings.auth.authorize_url or ""}
+        addresses |= {settings.auth.token_url or "", settings.auth.authorize_url or ""}
     if isinstance(settings.auth, NangoAuth):
-        found.add(settings.auth.url)
-    return found
+        addresses.add(settings.auth.url)
+    return addresses
 
 
 # --- fetching ------------------------------------------------------------------------------------
@@ -301,12 +301,12 @@ def _configured_addresses(settings: Connection) -> set[str]:
 class Asker:
     """A connection that asks for its definition with its own headers and credentials."""
 
-    proof: object = field(repr=False)  # what it proves itself with
+    proof: object = field(repr=False)  # the credentials it sends
     send: Callable[[Request, Exchange], Awaitable[Answer]]
 
 
 class Fetcher:
-    """Reads definitions, and remembers for a while what it read."""
+    """Reads definitions, and remembers them for a while."""
 
     def __init__(self, egress: Egress, folder: Path, cache: Cache | None = None) -> None:
         self._egress = egress
@@ -314,7 +314,7 @@ class Fetcher:
         self.remember(cache or Cache())
 
     def remember(self, cache: Cache) -> None:
-        """Remembers definitions as the settings say, from now on."""
+        """Starts an empty memory of definitions, with the bounds that the settings give."""
         self._max_entries = cache.max_entries
         self._memory: TTLCache[str, RawDefinition] = TTLCache(
             DEFINITION_CACHE_BYTES,
@@ -325,34 +325,34 @@ class Fetcher:
     async def fetch(
         self,
         location: str,
-        known: RawDefinition | None,
+        previous: RawDefinition | None,
         *,
         max_bytes: int,
         seconds: float = DEFINITION_SECONDS,
         asker: Asker | None = None,
         tls: TlsFiles = NO_TLS_FILES,
     ) -> RawDefinition:
-        """The definition as it is now; the very object `known` where nothing changed."""
+        """The definition as it is now; the very object `previous` where nothing changed."""
         if is_inline(location):
-            return await _definition(location, location.encode(), max_bytes, known)
+            return await _definition(location, location.encode(), max_bytes, previous)
         if not is_url(location):
             raw = await asyncio.to_thread(_read, self._folder, location, max_bytes)
-            return await _definition(location, raw, max_bytes, known)
-        known = known or self._memory.get(place_of(location))
+            return await _definition(location, raw, max_bytes, previous)
+        copy = previous or self._memory.get(place_of(location))
         send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, tls=tls)
         try:
-            answer, proof = await _ask(location, known, asker, send)
+            answer, proof = await _ask(location, copy, asker, send)
         except GatewayError as error:
             raise DefinitionUnreadable(
                 f"the definition can't be fetched: {error.message}", error.hint
             ) from error
-        if answer.status != 304 or known is None:
-            known = await _answered(answer, location, known, max_bytes, _hint(asker, proof))
-            known = replace(known, asked_with=proof)
-        self._remember(known)
-        return known
+        if answer.status != 304 or copy is None:
+            copy = await _read_answer(answer, location, copy, max_bytes, _hint(asker, proof))
+            copy = replace(copy, asked_with=proof)
+        self._add_to_memory(copy)
+        return copy
 
-    def _remember(self, definition: RawDefinition) -> None:
+    def _add_to_memory(self, definition: RawDefinition) -> None:
         if not 0 < len(definition.packed) <= DEFINITION_CACHE_BYTES:
             return
         self._memory[definition.location] = definition
@@ -360,10 +360,10 @@ class Fetcher:
             self._memory.popitem()
 
 
-async def _answered(
-    answer: Answer, location: str, known: RawDefinition | None, max_bytes: int, hint: str
+async def _read_answer(
+    answer: Answer, location: str, previous: RawDefinition | None, max_bytes: int, hint: str
 ) -> RawDefinition:
-    """The definition in an answer; `hint`: what to do where we are not let in."""
+    """The definition in an answer; `hint`: what to do where the server refuses us."""
     if answer.status != 200:
         public = "Open the address in a browser: it must answer 200 with the definition itself."
         raise DefinitionUnreadable(
@@ -372,32 +372,32 @@ async def _answered(
         )
     if answer.truncated:
         raise _too_large(max_bytes)
-    definition = await _definition(location, answer.body, max_bytes, known)
+    definition = await _definition(location, answer.body, max_bytes, previous)
     etag, last_modified = answer.header("etag"), answer.header("last-modified")
     return replace(definition, etag=etag, last_modified=last_modified)
 
 
 async def _ask(
     location: str,
-    known: RawDefinition | None,
+    previous: RawDefinition | None,
     asker: Asker | None,
     send: Callable[..., Awaitable[Answer]],
 ) -> tuple[Answer, object]:
-    """The answer, and the proof it was given to: none after a redirect, which nobody is led by."""
+    """The answer, and the credentials sent for it: None after a redirect."""
     if asker is not None:
-        answer = await asker.send(_request(location, known, asker.proof), send)
+        answer = await asker.send(_request(location, previous, asker.proof), send)
         if answer.status not in REDIRECTS:
             return answer, asker.proof
-    # From the start: a redirect's address may hold what was sent.
-    request = _request(location, known, None)
+    # From the start: a redirect's address may hold the credentials that were sent.
+    request = _request(location, previous, None)
     return await send(request, same_host_redirects=DEFINITION_REDIRECTS), None
 
 
-def _request(location: str, known: RawDefinition | None, proof: object) -> Request:
-    """The question for a definition, with the validators of a copy that has the same proof."""
+def _request(location: str, previous: RawDefinition | None, proof: object) -> Request:
+    """The request for a definition, with the validators of a copy that has the same proof."""
     headers = [("Accept", ACCEPT)]
-    if known is not None and known.asked_with == proof:
-        pairs = [("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified)]
+    if previous is not None and previous.asked_with == proof:
+        pairs = [("If-None-Match", previous.etag), ("If-Modified-Since", previous.last_modified)]
         headers += [(name, value) for name, value in pairs if value]
     return Request("GET", location, tuple(headers))
 
@@ -411,7 +411,7 @@ def _hint(asker: Asker | None, proof: object) -> str:
 
 
 def place_of(location: str) -> str:
-    """What a location is known by and stored as: a query or a user may be a secret."""
+    """A location as it is stored and shown: a query or a user may be a secret."""
     if is_inline(location):
         return f"inline:{digest(location.encode())}"
     parts = urlsplit(location) if is_url(location) else None
@@ -422,7 +422,7 @@ def place_of(location: str) -> str:
 
 
 def is_inline(location: str) -> bool:
-    """Whether this is a definition's own text rather than the place where it is."""
+    """Whether this is a definition's own text rather than its location."""
     return "\n" in location or location.lstrip()[:1] == "{"
 
 
@@ -446,14 +446,14 @@ def _read(folder: Path, location: str, max_bytes: int) -> bytes:
 
 
 async def _definition(
-    location: str, raw: bytes, max_bytes: int, known: RawDefinition | None
+    location: str, raw: bytes, max_bytes: int, previous: RawDefinition | None
 ) -> RawDefinition:
-    """The definition that these bytes are; packing one again would cost more than all the rest."""
+    """The definition in these bytes; an equal one is reused, since packing costs the most."""
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
     place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
-    if known is not None and (known.location, known.sha256) == (place, sha256):
-        return known
+    if previous is not None and (previous.location, previous.sha256) == (place, sha256):
+        return previous
     return RawDefinition(place, await asyncio.to_thread(pack, raw), sha256)
 
 
@@ -464,7 +464,7 @@ def _too_large(max_bytes: int) -> DefinitionUnreadable:
 
 
 def location_of(settings: Connection) -> str:
-    """Names where a connection's definition comes from: another one makes a cached copy useless."""
+    """The place a definition comes from; at another place, a cached copy is useless."""
     if isinstance(settings, OpenApiConnection):
         return place_of(settings.spec)
     if isinstance(settings, ManifestConnection):

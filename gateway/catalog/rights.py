@@ -1,10 +1,10 @@
-"""Who may do what, as config.toml and the store have it together.
+"""The access rules, as config.toml and the store have them together.
 
 config.toml owns its names; what was put at run time stands beside them. Both are checked as a whole
 by the same models and rules as the file alone, before a change is kept and again whenever the file
-or the rows are others. A row that does not hold any more, since the file has changed, never gives
-anybody more than it gave while it held: a bundle or route is left out, a role gives nothing, a
-principal has no token and a role that gives nothing. It is a problem that is shown until somebody
+or the rows change. A row that does not hold any more, since the file has changed, never gives
+a caller more than it gave while it held: a bundle or route is left out, a role gives nothing, a
+principal has no token and a role that gives nothing. It is a problem that is shown until an admin
 mends it.
 """
 
@@ -45,7 +45,7 @@ from gateway.store.tables import PutRight, RightKind
 log = structlog.get_logger("gateway.rights")
 
 Key = tuple[RightKind, str]
-Guard = Callable[[Settings, Settings], None]  # raises where somebody may not make a change
+Guard = Callable[[Settings, Settings], None]  # raises where the caller may not make a change
 
 MODELS: Mapping[RightKind, TypeAdapter[Any]] = {
     "principal": TypeAdapter(PrincipalSettings),
@@ -57,8 +57,8 @@ NAME_RULE = f"printable characters without /, at most {NAME_CHARS}, no space at 
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What the store has of access."""
+class StoredAccess:
+    """The access that the store has: rows, choices and permissions."""
 
     rows: tuple[PutRight, ...] = ()
     choices: Mapping[tuple[str, str], Level] = field(default_factory=dict)
@@ -66,58 +66,58 @@ class Held:
 
 
 class Rights:
-    """What was put of access, and what holds of it beside config.toml."""
+    """The access that was put at run time, and how it combines with config.toml's."""
 
     def __init__(self, db: Database, settings: Settings, swap: Callable[[int], None]) -> None:
         self._db = db
         self._swap = swap  # has the next snapshot made
         self.configured = settings
-        self.held = Held()
+        self.stored = StoredAccess()
         self._revision = 0  # of the rows
-        self._made: tuple[PutAccess, frozenset[str]] | None = None
+        self._last: tuple[PutAccess, frozenset[str]] | None = None
 
-    def take(self, stored: store.Stored, rows: tuple[PutRight, ...], seen: Held) -> bool:
-        """Takes over what was read; False: something was put meanwhile, which is newer."""
-        if self.held is not seen:
+    def take(self, stored: store.Stored, rows: tuple[PutRight, ...], before: StoredAccess) -> bool:
+        """Takes over the rows that were read; False: newer ones were put meanwhile."""
+        if self.stored is not before:
             return False
-        given = stored.permissions
-        permissions = None if given is None else Permissions.model_validate(given)
-        if rows == self.held.rows:
-            rows = self.held.rows  # the same value: nothing is made anew
-        self.held = Held(rows, stored.choices, permissions)
+        values = stored.permissions
+        permissions = None if values is None else Permissions.model_validate(values)
+        if rows == self.stored.rows:
+            rows = self.stored.rows  # the same object: nothing is combined anew
+        self.stored = StoredAccess(rows, stored.choices, permissions)
         self._revision = max(self._revision, stored.revision)
         return True
 
-    def together(self, untrusted: frozenset[str]) -> PutAccess:
-        """What holds of config.toml and the rows, where these connections are not trusted."""
-        made = self._made
-        if made is None or not (
-            made[0].configured is self.configured
-            and made[0].rows is self.held.rows
-            and made[1] == untrusted
+    def put_access(self, untrusted: frozenset[str]) -> PutAccess:
+        """config.toml and the rows combined, where these connections are not trusted."""
+        last = self._last
+        if last is None or not (
+            last[0].configured is self.configured
+            and last[0].rows is self.stored.rows
+            and last[1] == untrusted
         ):
-            made = self._made = combine(self.configured, self.held.rows, untrusted), untrusted
-        return made[0]
+            last = self._last = combine(self.configured, self.stored.rows, untrusted), untrusted
+        return last[0]
 
     async def choose(self, principal: str, connection: str, access: Level) -> None:
         """Keeps a principal's own choice of access; it holds from the next request on."""
         revision = await store.choose_access(self._db, principal, connection, access)
-        choices = {**self.held.choices, (principal, connection): access}
-        self.held = replace(self.held, choices=choices)
+        choices = {**self.stored.choices, (principal, connection): access}
+        self.stored = replace(self.stored, choices=choices)
         self._swap(revision)
 
     async def put_permissions(self, permissions: Permissions | None, *, by: str) -> None:
-        """Puts permissions in force over config.toml's; None gives these their force back."""
-        shown = None if permissions is None else permissions.model_dump(mode="json")
-        revision = await store.put_permissions(self._db, shown, by=by, now=time.time())
-        self.held = replace(self.held, permissions=permissions)
+        """Puts permissions in force over config.toml's; None puts these in force again."""
+        values = None if permissions is None else permissions.model_dump(mode="json")
+        revision = await store.put_permissions(self._db, values, by=by, now=time.time())
+        self.stored = replace(self.stored, permissions=permissions)
         self._swap(revision)
         log.info("permissions put" if permissions else "permissions deleted", by=by)
 
     def plan(self, plan: PlannedChange) -> PutAccess:
-        """What would hold; raises what is against it."""
-        rows = self.held.rows
-        old = next((each for each in rows if (each.kind, each.name) == plan.key), None)
+        """The access after the planned change; raises the reason that is against it."""
+        rows = self.stored.rows
+        old = next((row for row in rows if (row.kind, row.name) == plan.key), None)
         put = plan.make and PutRight(*plan.key, plan.make(old), 0, time.time(), "")
         after = with_right(rows, *plan.key, put)
         plan.judge(self.configured, rows, after)
@@ -131,41 +131,41 @@ class Rights:
         judge, now = partial(plan.judge, self.configured), time.time()
         change = partial(change_right, self._db, kind, name, plan.make, judge=judge, by=by, now=now)
         rows, revision = await change(expected=expected, unused=unused)
-        if revision > self._revision:  # else what was read since has it, and perhaps more
-            gone = name if kind == "principal" and plan.make is None else None
-            kept = {k: level for k, level in self.held.choices.items() if k[0] != gone}
-            self.held, self._revision = replace(self.held, rows=rows, choices=kept), revision
+        if revision > self._revision:  # else rows read since have the change already
+            deleted = name if kind == "principal" and plan.make is None else None
+            choices = {k: level for k, level in self.stored.choices.items() if k[0] != deleted}
+            self.stored, self._revision = replace(self.stored, rows=rows, choices=choices), revision
         self._swap(revision)
-        done = "put" if plan.make else "deleted"
-        log.info(f"{kind} {done}", name=name, by=by, revision=revision)
+        action = "put" if plan.make else "deleted"
+        log.info(f"{kind} {action}", name=name, by=by, revision=revision)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """A change of one row, with all that may be said against it."""
+    """A change of one row, with the checks that may refuse it."""
 
     key: Key
-    make: Make | None  # the settings that are put; None: it is deleted
+    make: Make | None  # makes the settings to put; None: delete the row
     guard: Guard
     untrusted: frozenset[str]
-    discreet: bool = False  # whoever asks is told of nobody else
+    discreet: bool = False  # refusals must not name another principal
 
     def judge(
         self, configured: Settings, before: tuple[PutRight, ...], after: tuple[PutRight, ...]
     ) -> None:
-        """Raises what is against it, where these rows are there before it and those after."""
-        had, has = (combine(configured, rows, self.untrusted) for rows in (before, after))
-        refuse_problems(self.key, had, has, self.discreet)
-        self.guard(had.settings, has.settings)
+        """Raises the reason against a change from the rows `before` to the rows `after`."""
+        old, new = (combine(configured, rows, self.untrusted) for rows in (before, after))
+        refuse_problems(self.key, old, new, self.discreet)
+        self.guard(old.settings, new.settings)
 
 
-def untrusted(states: Mapping[str, ConnectionState]) -> frozenset[str]:
+def untrusted_in(states: Mapping[str, ConnectionState]) -> frozenset[str]:
     """The connections that are not trusted."""
     return frozenset(n for n, state in states.items() if state.settings.trust == "untrusted")
 
 
 def as_put(kind: RightKind, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a row as they are kept; raises Fixable for what can't be one."""
+    """The settings of a row as they are stored; raises Fixable for invalid ones."""
     if (rule := _name_problem(kind, name)) is not None:
         raise Fixable("invalid_arguments", f"{name[:NAME_CHARS]!r} is no {kind}'s name", rule)
     if kind == "principal" and "token" in values:
@@ -177,14 +177,14 @@ def as_put(kind: RightKind, name: str, values: Mapping[str, Any]) -> dict[str, A
         lines = list(describe(error))
         hint = f"Correct these keys of the {kind}."
         raise Fixable("invalid_arguments", "; ".join(lines[:5]), hint) from error
-    shown = MODELS[kind].dump_python(parsed, mode="json", exclude_unset=True)
-    if len(json_bytes(shown)) > STEP_BYTES:
+    row = MODELS[kind].dump_python(parsed, mode="json", exclude_unset=True)
+    if len(json_bytes(row)) > STEP_BYTES:
         raise Fixable("invalid_arguments", f"a {kind} has at most {STEP_BYTES} bytes")
-    return dict(shown)
+    return dict(row)
 
 
 def _name_problem(kind: RightKind, name: str) -> str | None:
-    """How such a thing may be called, where this is no such name.
+    """The rule for names of this kind, where this name breaks it; else None.
 
     Names that look like another are refused: hidden characters, and other forms of a letter.
     """
@@ -197,17 +197,17 @@ def _name_problem(kind: RightKind, name: str) -> str | None:
     return None if good else f"Use {NAME_RULE}."
 
 
-def refuse_problems(key: Key, had: PutAccess, has: PutAccess, discreet: bool) -> None:
-    """Refuses a change that leaves something which does not hold, and did before."""
-    before = {problem.where for problem in had.problems}
-    for problem in has.problems:
-        if discreet and problem.where == where_of(key):  # it may name whoever has the same token
+def refuse_problems(key: Key, old: PutAccess, new: PutAccess, discreet: bool) -> None:
+    """Refuses a change that breaks its own row, or a row that held before."""
+    before = {problem.where for problem in old.problems}
+    for problem in new.problems:
+        if discreet and problem.where == where_of(key):  # may name another with this token
             words = f"{problem.where}: needs a token that nobody has"
             raise Fixable("invalid_arguments", words, "new_token = true makes one.")
-        if problem.where not in before or _at_fault({where_of(key): key}, problem.where):
-            said = f"{problem.where}: {problem.message}"
-            raise Fixable("invalid_arguments", said, "Change that first, or both in turn.")
-    if had.settings.roles and not has.settings.roles and _names_roles(has.settings):
+        if problem.where not in before or _row_at_fault({where_of(key): key}, problem.where):
+            words = f"{problem.where}: {problem.message}"
+            raise Fixable("invalid_arguments", words, "Change that first, or both in turn.")
+    if old.settings.roles and not new.settings.roles and _has_roles_in_use(new.settings):
         raise Fixable(
             "invalid_arguments",
             f"{where_of(key)}: without any role, those who have one would see everything",
@@ -215,8 +215,8 @@ def refuse_problems(key: Key, had: PutAccess, has: PutAccess, discreet: bool) ->
         )
 
 
-def _names_roles(settings: Settings) -> bool:
-    """Whether somebody has a role, or may come with one."""
+def _has_roles_in_use(settings: Settings) -> bool:
+    """Whether a principal has a role, or a caller's token may carry one."""
     auth = settings.auth
     rules = {"jwt": auth, "oauth": auth.oauth}.get(auth.mode)
     claimed = rules is not None and rules.role_claim is not None
@@ -229,52 +229,52 @@ def _names_roles(settings: Settings) -> bool:
 def combine(
     configured: Settings, rows: tuple[PutRight, ...], untrusted: Collection[str] = ()
 ) -> PutAccess:
-    """The settings that hold, and what is wrong with rows that don't."""
+    """The settings in force, and the problems of rows that don't hold."""
     if not rows:
         return PutAccess(configured, configured)
     problems: dict[str, Problem] = {}
-    held: dict[Key, Any] = {}
-    unsound: set[Key] = set()
-    lost: dict[str, Role] = {}  # roles that principals had, and that give nothing now
+    values: dict[Key, Any] = {}
+    unsound_keys: set[Key] = set()
+    lost_roles: dict[str, Role] = {}  # roles that principals had, and that give nothing now
     for row in rows:
         key = row.kind, row.name
-        if row.kind not in MODELS:  # a hand wrote this; it may have bounded what somebody sees
+        if row.kind not in MODELS:  # written by hand; it may have limited a principal
             at, words = key_path("rights", row.name), f"it gives nothing: {row.kind!r} is no kind"
             problems[at] = _problem(at, f"{words}; mend or delete this row of the store")
-            lost[row.name] = Role()
+            lost_roles[row.name] = Role()
             if not is_configured(configured, ("principal", row.name)):
-                nobody = _stand_in("principal", f"of {row.name}", lost)
-                held.setdefault(("principal", row.name), nobody)
+                nobody = _stand_in("principal", f"of {row.name}", lost_roles)
+                values.setdefault(("principal", row.name), nobody)
             continue
         if is_configured(configured, key):
             words = "config.toml has one of this name, and that counts: delete what was put"
             problems[where_of(key)] = Problem("warning", where_of(key), words, configured=True)
             continue
         try:
-            held[key] = MODELS[row.kind].validate_python(row.settings)
+            values[key] = MODELS[row.kind].validate_python(row.settings)
         except ValidationError as error:
-            wrong = next(describe(error))
-            problems[where_of(key)] = _problem(where_of(key), f"it gives nothing: {wrong}")
+            fault_text = next(describe(error))
+            problems[where_of(key)] = _problem(where_of(key), f"it gives nothing: {fault_text}")
             role = row.settings.get("role")
             role = role if isinstance(role, str) else f"of {row.name}"
-            held[key] = _stand_in(row.kind, role, lost)
-            unsound.add(key)
-    paths = {where_of(key): key for key in held}
-    while True:  # what is left out may be what others name
-        whole = _merge(configured, held, lost)
-        wrong_at = {
-            where: (_at_fault(paths, where), words)
+            values[key] = _stand_in(row.kind, role, lost_roles)
+            unsound_keys.add(key)
+    paths = {where_of(key): key for key in values}
+    while True:  # a row that is left out may be named by another row
+        whole = _merge(configured, values, lost_roles)
+        faults = {
+            where: (_row_at_fault(paths, where), words)
             for where, words in _check(whole, configured, untrusted)
         }
-        fresh = {key for key, _ in wrong_at.values() if key is not None} - unsound
-        for where, (fault, words) in wrong_at.items():
-            if fault is None or fault in fresh:
+        new_keys = {key for key, _ in faults.values() if key is not None} - unsound_keys
+        for where, (row_key, words) in faults.items():
+            if row_key is None or row_key in new_keys:
                 problems.setdefault(where, _problem(where, words))
-        if not fresh:
+        if not new_keys:
             return PutAccess(configured, whole, rows, tuple(problems.values()))
-        for key in fresh:
-            held[key] = _stand_in(key[0], getattr(held[key], "role", None), lost)
-        unsound |= fresh
+        for key in new_keys:
+            values[key] = _stand_in(key[0], getattr(values[key], "role", None), lost_roles)
+        unsound_keys |= new_keys
 
 
 def _check(
@@ -283,38 +283,38 @@ def _check(
     yield from check_whole(whole)
     yield from untrusted_in_bundles(whole, set(untrusted) - configured.connections.keys())
     for name, principal in whole.principals.items():
-        # Of the file alone this is no mistake: there, nobody's role says anything.
+        # In the file alone this is no mistake: without roles, a principal's role has no effect.
         if principal.role and not whole.roles and name not in configured.principals:
             at = key_path("principals", name, "role")
             yield at, f"there is no role {principal.role!r}; none is defined"
 
 
-def _stand_in(kind: RightKind, role: str | None, lost: dict[str, Role]) -> Any:
-    """What stands for a row that does not hold: it gives nothing. None: nothing need stand."""
+def _stand_in(kind: RightKind, role: str | None, lost_roles: dict[str, Role]) -> Any:
+    """A value that gives nothing, in place of a row that does not hold; None: none is needed."""
     if kind == "principal":
         if role:
-            lost[role] = Role()  # or, where there is no other role, it would see everything
+            lost_roles[role] = Role()  # else, without any role, it would see everything
         return PrincipalSettings(role=role)
     return Role() if kind == "role" else None
 
 
-def _merge(configured: Settings, held: Mapping[Key, Any], lost: Mapping[str, Role]) -> Settings:
-    added: dict[str, dict[str, Any]] = {
+def _merge(configured: Settings, values: Mapping[Key, Any], lost: Mapping[str, Role]) -> Settings:
+    tables: dict[str, dict[str, Any]] = {
         table: dict(getattr(configured, table))
         for table in ("principals", "roles", "bundles", "routes")
     }
-    for (kind, name), value in held.items():
+    for (kind, name), value in values.items():
         if kind == "route" and value is not None and name.count("/") < 2:
             workflow, _, role = name.partition("/")
-            added["routes"][workflow] = {**added["routes"].get(workflow, {}), role: value}
+            tables["routes"][workflow] = {**tables["routes"].get(workflow, {}), role: value}
         elif kind != "route" and value is not None:
-            added[f"{kind}s"][name] = value
-    added["roles"] = {**lost, **added["roles"]}
-    return configured.model_copy(update=added)
+            tables[f"{kind}s"][name] = value
+    tables["roles"] = {**lost, **tables["roles"]}
+    return configured.model_copy(update=tables)
 
 
 def is_configured(settings: Settings, key: Key) -> bool:
-    """Whether config.toml has one of this kind and name."""
+    """Whether config.toml has an entry of this kind and name."""
     kind, name = key
     if kind == "route":
         workflow, _, role = name.partition("/")
@@ -323,13 +323,13 @@ def is_configured(settings: Settings, key: Key) -> bool:
 
 
 def where_of(key: Key) -> str:
-    """The key path that config.toml would have for it."""
+    """The key path that config.toml would have for this row."""
     kind, name = key
     return key_path(f"{kind}s", *(name.split("/") if kind == "route" else [name]))
 
 
-def _at_fault(paths: Mapping[str, Key], where: str) -> Key | None:
-    """The row that a problem lies in; None: it is config.toml's. Paths quote dots in names."""
+def _row_at_fault(paths: Mapping[str, Key], where: str) -> Key | None:
+    """The row that a problem lies in; None: in config.toml. Paths quote dots in names."""
     while where not in paths and "." in where:
         where = where.rpartition(".")[0]
     return paths.get(where)

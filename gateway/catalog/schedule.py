@@ -1,9 +1,9 @@
-"""When connections are looked at again without anyone asking.
+"""The times at which connections are looked at again without a request.
 
 As often as `refresh_seconds` says; soon, when an upstream says that its tools changed, when the
 file of a definition was saved, or a lazy connection is seen for the first time; and after a failure
-with growing pauses, so that what comes back is noticed. One that takes long to answer keeps nobody
-else waiting. A definition that is new also gets advice from a validator, in its own time: it never
+with growing pauses, so that a recovery is noticed. A connection that is slow to answer delays no
+other one. A definition that is new also gets advice from a validator, in its own time: it never
 holds anything up.
 
 Azure's resource group is one more thing to look at, as often as `[azure]` asks, and after a failure
@@ -29,62 +29,62 @@ from gateway.errors import GatewayError
 from gateway.limits import DOUBT_SECONDS, LONGEST_PAUSE_SECONDS, REST_SECONDS, SETTLE_SECONDS
 from gateway.model import Problem
 from gateway.store.catalog import StoredCatalog, load_validation, save_validation
-from gateway.store.cluster import heard_within
+from gateway.store.cluster import wait_until_set
 
 log = structlog.get_logger("gateway.catalog")
 
 ADVISED_KINDS = ("openapi", "arm")
 
 Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
-Mark = tuple[Path, int, int, int]  # a file as it was saved: where, when, how large, which one
+Mark = tuple[Path, int, int, int]  # a saved file: path, time, size, inode
 
 
 @dataclass(eq=False)
 class Schedule:
-    """Looks at connections when it is time."""
+    """Has each connection looked at when its time has come."""
 
     catalog: Catalog
     stored: StoredCatalog
     ask_validator: Advise
-    folder: Path  # what paths of definitions count from
+    folder: Path  # the folder that relative paths of definitions start from
 
     def __post_init__(self) -> None:
-        self._woken: set[str] = set()
-        self._looking: set[str] = set()  # one look a name at a time
+        self._wake_names: set[str] = set()
+        self._in_progress: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
         self._pauses = Pauses()
 
     def wake(self, name: str) -> None:
         """Has a connection looked at soon."""
-        self._woken.add(name)
+        self._wake_names.add(name)
         self._wake.set()
 
     async def run(self) -> None:
-        """Refreshes what is due, for ever."""
+        """Refreshes the connections that are due, for ever."""
         async with asyncio.TaskGroup() as looks:
             while True:
-                await heard_within(self._wake, REST_SECONDS)
-                for names in self._ready():
-                    self._looking |= names
+                await wait_until_set(self._wake, REST_SECONDS)
+                for names in self._batches_due():
+                    self._in_progress |= names
                     looks.create_task(self._refresh(names))
 
     async def watch_files(self) -> None:
         """Has connections looked at when the files of their definitions were saved, for ever.
 
-        Files are asked how they are, by their paths: that also sees those that are replaced by a
-        rename, led to by links, or on file systems that tell nobody of a change.
+        Files are polled by their paths: that also sees files that are replaced by a rename, that
+        are reached through links, or that lie on file systems without change notices.
         """
         before: Mapping[str, Mark] = {}
-        taken: dict[str, Mark] = {}
+        woken_for: dict[str, Mark] = {}
         while True:
-            await asyncio.sleep(SETTLE_SECONDS)  # one that is still being written is left alone
+            await asyncio.sleep(SETTLE_SECONDS)  # a file still being written is left alone
             files = self._files()
             now = await asyncio.to_thread(_marks, files) if files else {}
             settled = {name: mark for name, mark in now.items() if before.get(name) == mark}
             for name in settled:
-                if taken.get(name) != settled[name]:
+                if woken_for.get(name) != settled[name]:
                     self.wake(name)
-            taken = {name: mark for name, mark in taken.items() if name in files} | settled
+            woken_for = {name: mark for name, mark in woken_for.items() if name in files} | settled
             before = now
 
     def _files(self) -> dict[str, Path]:
@@ -97,12 +97,12 @@ class Schedule:
     async def advise(self) -> None:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
         while True:
-            await asyncio.sleep(DOUBT_SECONDS)  # first: a gateway that starts has better to do
+            await asyncio.sleep(DOUBT_SECONDS)  # first: a start has more urgent work
             for name in list(self.catalog.current.connections):
                 await self._advise_on(name)
 
-    def _ready(self) -> list[set[str]]:
-        """Who is looked at now: each that asked by itself, what is due so many at once."""
+    def _batches_due(self) -> list[set[str]]:
+        """The names to look at now: each woken one by itself, then all that are due at once."""
         connections = self.catalog.current.connections
         due = {
             state.name
@@ -110,10 +110,10 @@ class Schedule:
             if state.settings.is_active
             and self._is_due(state.name, state.status == "failing", state.settings.refresh_seconds)
         }
-        woken = self._woken & connections.keys() | self._group_if_due()
-        self._woken = woken & self._looking  # looked at once more, after this time
-        due -= self._looking | woken
-        return [{name} for name in sorted(woken - self._looking)] + ([due] if due else [])
+        to_wake = self._wake_names & connections.keys() | self._group_if_due()
+        self._wake_names = to_wake & self._in_progress  # looked at again after this look
+        due -= self._in_progress | to_wake
+        return [{name} for name in sorted(to_wake - self._in_progress)] + ([due] if due else [])
 
     async def _refresh(self, names: set[str]) -> None:
         try:
@@ -124,8 +124,8 @@ class Schedule:
         except GatewayError as error:  # the store, or a connection that is gone: look again later
             log.warning("scheduled refresh failed", error=error.message)
         finally:
-            self._looking -= names
-            if self._woken:
+            self._in_progress -= names
+            if self._wake_names:
                 self._wake.set()
 
     def _group_if_due(self) -> set[str]:
@@ -133,12 +133,12 @@ class Schedule:
         due = azure and self._is_due(LISTING, failing, azure.refresh_seconds)
         return {LISTING} if due else set()
 
-    def _is_due(self, name: str, failing: bool, every: float | None) -> bool:
+    def _is_due(self, name: str, failing: bool, interval: float | None) -> bool:
         now = time.time()
         if failing:
             return self._pauses.is_over(name, now)
         self._pauses.end(name)
-        return bool(every and now - self.catalog.refreshed_at.get(name, 0) >= every)
+        return bool(interval and now - self.catalog.refreshed_at.get(name, 0) >= interval)
 
     async def _advise_on(self, name: str) -> None:
         state = self.catalog.current.connections.get(name)
@@ -149,24 +149,24 @@ class Schedule:
         if sha256 in self.catalog.advice:
             return
         try:
-            known = await load_validation(db, sha256)
-            if known is None:
-                known = await self.ask_validator((await self.stored.whole(name, definition)).packed)
-                await save_validation(db, sha256, known, time.time())
+            found = await load_validation(db, sha256)
+            if found is None:
+                found = await self.ask_validator((await self.stored.whole(name, definition)).packed)
+                await save_validation(db, sha256, found, time.time())
         except GatewayError as error:
             log.warning("definition not validated", connection=name, error=error.message)
-            known = ()
-        self.catalog.take_advice(sha256, known)
+            found = ()
+        self.catalog.take_advice(sha256, found)
 
 
 class Pauses:
-    """Growing pauses between the tries of what keeps failing."""
+    """Growing pauses between the tries of connections that keep failing."""
 
     def __init__(self) -> None:
         self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
 
     def is_over(self, name: str, now: float) -> bool:
-        """Whether it is time for the next try of what is failing."""
+        """Whether it is time for the next try of a failing connection."""
         pause, until = self._pauses.get(name, (DOUBT_SECONDS / 2, 0.0))
         if now < until:
             return False
@@ -175,15 +175,15 @@ class Pauses:
         return until > 0  # the failure itself was the first try
 
     def end(self, name: str) -> None:
-        """The next failure is a first one again."""
+        """Ends the pauses: the next failure counts as a first one."""
         self._pauses.pop(name, None)
 
 
 def _marks(files: Mapping[str, Path]) -> dict[str, Mark]:
-    """How each file is now; one that is away, as between two renames of an editor, is left out."""
-    found = {}
+    """Each file's mark; a missing file, as between two renames of an editor, is left out."""
+    marks = {}
     for name, path in files.items():
         with suppress(OSError, ValueError):
-            now = path.stat()
-            found[name] = path, now.st_mtime_ns, now.st_size, now.st_ino
-    return found
+            status = path.stat()
+            marks[name] = path, status.st_mtime_ns, status.st_size, status.st_ino
+    return marks

@@ -38,7 +38,7 @@ _SPLIT_CASE = re.compile(  # inside `sendEmail` and `HTTPServer`, not in `URLs`
     r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?![a-z]))[a-z])"
 )
 _LETTERS = re.compile(r"[^\W_]+")
-_BLANKS = str.maketrans(dict.fromkeys(punctuation, " "))  # no word goes across one
+_BLANKS = str.maketrans(dict.fromkeys(punctuation, " "))  # no word contains one
 _IRREGULAR: Mapping[str, str] = ENGLISH["irregular"]
 _WHOLE, _WEAK, _UNDO, _STOP = (
     frozenset(ENGLISH[kind].split()) for kind in ("whole", "weak", "undo", "stop")
@@ -49,10 +49,10 @@ _NOT_DECOMPOSED = str.maketrans(
     | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ß": "ss"}
 )
 _PHRASES = [  # a star is where up to four words may stand: "turn the lights off"
-    (re.compile(f" {said.replace(' * ', ' ((?:[^ ]+ ){1,4}?)')} "), f" {meant} \\1 ")
-    if "*" in said
-    else (re.compile(f" {said} "), f" {meant} ")
-    for said, meant in ENGLISH["phrases"].items()
+    (re.compile(f" {phrase.replace(' * ', ' ((?:[^ ]+ ){1,4}?)')} "), f" {wording} \\1 ")
+    if "*" in phrase
+    else (re.compile(f" {phrase} "), f" {wording} ")
+    for phrase, wording in ENGLISH["phrases"].items()
 ]
 
 
@@ -69,8 +69,8 @@ def _run_words(run: str) -> list[str]:
 def question_words(question: str) -> list[str]:
     """The words of a question, common phrases replaced by what definitions say instead."""
     padded = f" {' '.join(_lower_words(question))} "
-    for said, meant in _PHRASES:
-        padded = said.sub(meant, padded)
+    for pattern, wording in _PHRASES:
+        padded = pattern.sub(wording, padded)
     return padded.split()
 
 
@@ -125,8 +125,8 @@ def _thesaurus() -> Mapping[str, tuple[str, ...]]:
 
 
 _SYNONYMS = _thesaurus()
-_MEANT: Mapping[str, tuple[str, ...]] = {
-    stem(said): tuple(meant.split()) for said, meant in ENGLISH["means"].items()
+_MEANINGS: Mapping[str, tuple[str, ...]] = {
+    stem(word): tuple(meanings.split()) for word, meanings in ENGLISH["means"].items()
 }
 
 
@@ -150,10 +150,10 @@ _SEPARATOR = " —"  # between summary and description
 
 def fields_of(tool: Tool, split: Callable[[str], Sequence[str]]) -> dict[str, Sequence[str]]:
     """The words of each field."""
-    display, text = _parted(tool.description)
-    told = text.removeprefix(tool.title).lstrip(_SEPARATOR)
-    lead, *rest = _SENTENCE_END.split(told, maxsplit=1)
-    said = {
+    display, text = _split_display_name(tool.description)
+    summary = text.removeprefix(tool.title).lstrip(_SEPARATOR)
+    lead, *rest = _SENTENCE_END.split(summary, maxsplit=1)
+    texts = {
         "name": tool.local_name,
         "title": tool.title,
         "object": _object(tool.path),
@@ -163,10 +163,10 @@ def fields_of(tool: Tool, split: Callable[[str], Sequence[str]]) -> dict[str, Se
         "keywords": tool.keywords,
         "connection": f"{tool.connection} {display}",
     }
-    return {field: split(text) for field, text in said.items()}
+    return {field: split(text) for field, text in texts.items()}
 
 
-def _parted(description: str) -> tuple[str, str]:
+def _split_display_name(description: str) -> tuple[str, str]:
     """`[Display name] text` → display name, text."""
     if description.startswith("["):
         display, closed, text = description[1:].partition("] ")
@@ -190,12 +190,12 @@ _ACTIONS = {
 }
 _VERBS: Mapping[str, str] = {
     stem(verb): action
-    for (action, more), group in zip(_ACTIONS.items(), ENGLISH["groups"], strict=False)
-    for verb in f"{group} {more}".split()
+    for (action, extra_verbs), group in zip(_ACTIONS.items(), ENGLISH["groups"], strict=False)
+    for verb in f"{group} {extra_verbs}".split()
 }
 _QUESTION = frozenset("what which who whose where when why".split())
 _DETERMINERS = frozenset("a an the my our your this that these those all every each".split())
-# How well each method fits what is wanted; one that is not named clashes with it.
+# How well each method fits an action; an action that is not listed clashes with the method.
 _METHODS: Mapping[str, Mapping[str, float]] = {
     "GET": {"read": 1.15},
     "HEAD": {"read": 1.15},
@@ -209,7 +209,7 @@ _VERB_METHODS = {"read": "GET", "create": "POST", "update": "PATCH", "delete": "
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What is wanted: read, create, update, delete, do something, or unknown; to many or one."""
+    """The action wanted: read, create, update, delete, do, or "" if unknown; on many or on one."""
 
     action: str
     many: bool
@@ -236,27 +236,27 @@ def kind_of(tool: Tool) -> tuple[str, bool]:
     return _VERB_METHODS.get(next(actions, ""), ""), "list" in words
 
 
-def intent_of(asked: Sequence[str]) -> Intent:
-    """What the words of a question want done.
+def intent_of(words: Sequence[str]) -> Intent:
+    """The action that the words of a question ask for.
 
-    The first verb decides; a question word, or a verb nobody knows before an article, says at least
+    The first verb decides; a question word, or an unknown verb before an article, says at least
     whether something is to be read or done. The fit only tips the scale between tools whose words
     say the same, so a wrong guess costs little.
     """
-    many = "list" in asked or "all" in asked
-    many = many or any(singular(word) != word for word in asked if word not in _STOP)
-    return Intent(_action(asked), many)
+    many = "list" in words or "all" in words
+    many = many or any(singular(word) != word for word in words if word not in _STOP)
+    return Intent(_action(words), many)
 
 
-def _action(asked: Sequence[str]) -> str:
-    for word, following in pairwise((*asked, "")):
+def _action(words: Sequence[str]) -> str:
+    for word, next_word in pairwise((*words, "")):
         if word in _QUESTION:
             return "read"
         if word in _STOP:
             continue
         if action := _VERBS.get(stem(word)):
             return action
-        if following in _DETERMINERS:
+        if next_word in _DETERMINERS:
             return "do"  # an imperative: "merge the …"
     return ""
 
@@ -279,10 +279,10 @@ class ToolIndex:
     def __init__(self, tools: Iterable[Tool]) -> None:
         indexed = sorted(tools, key=lambda tool: tool.name)  # equal scores: in order of name
         self._names = [tool.name for tool in indexed]
-        self._spelled: dict[str, list[int]] = defaultdict(list)
+        self._by_spelling: dict[str, list[int]] = defaultdict(list)
         for place, tool in enumerate(indexed):
             for spelling in {tool.name, tool.local_name, tool.operation or tool.name}:
-                self._spelled[spelling].append(place)
+                self._by_spelling[spelling].append(place)
         self._kinds = [kind_of(tool) for tool in indexed]
         self._servers = [tool.connection for tool in indexed]
         self._sizes = Counter(self._servers)
@@ -296,94 +296,94 @@ class ToolIndex:
     def search(self, query: str, *, allowed: Collection[str], limit: int) -> list[str]:
         """Names of the allowed tools that answer the query, best first, at most `limit`."""
         permitted = allowed if isinstance(allowed, (Set, Mapping)) else frozenset(allowed)
-        asked = question_words(query[:MAX_QUOTE_CHARS])
-        intent = intent_of(asked)
+        words = question_words(query[:MAX_QUOTE_CHARS])
+        intent = intent_of(words)
         fits = {kind: intent.fit(*kind) for kind in set(self._kinds)}
         names, kinds = self._names, self._kinds
         scores = {
             place: score * fits[kinds[place]]
-            for place, score in enumerate(self._scores(asked))
+            for place, score in enumerate(self._scores(words))
             if score and names[place] in permitted
         }
-        ranks = self._mixed(scores)
-        for place in self._spelled.get(query.strip(), ()):
+        ranks = self._ranks(scores)
+        for place in self._by_spelling.get(query.strip(), ()):
             if names[place] in permitted:
-                ranks[place] = -math.inf  # who gives the very name wants that one
+                ranks[place] = -math.inf  # a query that is a tool's own name finds it
         return [names[place] for place in heapq.nsmallest(limit, ranks, key=ranks.__getitem__)]
 
-    def _mixed(self, scores: Mapping[int, float]) -> dict[int, float]:
+    def _ranks(self, scores: Mapping[int, float]) -> dict[int, float]:
         """Ranks, the least first. Each further tool of one server has to be a little better: many
-        near the same thing leave room for another server's."""
-        before: Counter[str] = Counter()
+        tools for the same thing leave room for another server's."""
+        tools_before: Counter[str] = Counter()
         ranks = {}
         for place in sorted(scores, key=scores.__getitem__, reverse=True):
             server = self._servers[place]
-            ranks[place] = -scores[place] * 0.9 ** min(before[server], SEARCH_ENTRIES)
-            before[server] += 1
+            ranks[place] = -scores[place] * 0.9 ** min(tools_before[server], SEARCH_ENTRIES)
+            tools_before[server] += 1
         return ranks
 
-    def _scores(self, asked: Sequence[str]) -> list[float]:
-        """For each tool what the question's words say about it, the more of them the better, and
-        the better the more of its server's tools they speak of: that is what a server is for."""
+    def _scores(self, words: Sequence[str]) -> list[float]:
+        """Each tool's score: how much the question's words say about it, how many of the words do,
+        and how many tools of its server they say something about: a server has a purpose."""
         coverage = 0.7  # how much of a score is lost when no word of the question is covered
         enough = 0.3  # worth at which a word counts as covered
         purpose = 4.0  # how much it counts when all of a server's tools have the question's words
-        found = [self._best(variants, weight) for variants, weight in self._concepts(asked)]
-        total = sum(rarity for _, rarity in found)
-        said = [0.0] * len(self._names)
-        covered = [1 - coverage] * len(self._names)
-        about: defaultdict[str, float] = defaultdict(lambda: 1.0)
-        for best, rarity in found:
+        concepts = [self._best(variants, weight) for variants, weight in self._concepts(words)]
+        total = sum(rarity for _, rarity in concepts)
+        sums = [0.0] * len(self._names)
+        covers = [1 - coverage] * len(self._names)
+        fits: defaultdict[str, float] = defaultdict(lambda: 1.0)
+        for best, rarity in concepts:
             share = rarity / total
             for place, worth in best.items():
                 part = share if worth > enough else share * worth / enough
-                said[place] += share * worth
-                covered[place] += coverage * part
+                sums[place] += share * worth
+                covers[place] += coverage * part
                 server = self._servers[place]
-                about[server] += purpose * part / (self._sizes[server] + 1)
-        purposes = [about[server] for server in self._servers]
-        return [s * c * p for s, c, p in zip(said, covered, purposes, strict=True)]
+                fits[server] += purpose * part / (self._sizes[server] + 1)
+        purposes = [fits[server] for server in self._servers]
+        return [s * c * p for s, c, p in zip(sums, covers, purposes, strict=True)]
 
     def _best(self, variants: Mapping[str, float], weight: float) -> tuple[dict[int, float], float]:
-        """What the best of a concept's words says about each tool; how rare the concept is."""
+        """How much a concept's best word says about each tool, and the concept's weight."""
         postings = [(self._postings[word], part) for word, part in variants.items()]
         postings.sort(key=lambda entry: len(entry[0].places), reverse=True)
-        (longest, part), *others = postings  # half the work, and `dict` does it fastest
+        (longest, part), *rest = postings  # half the work, and `dict` does it fastest
         best = dict(zip(longest.places, [part * worth for worth in longest.worths], strict=True))
-        for shorter, part in others:
+        for shorter, part in rest:
             for place, worth in zip(shorter.places, shorter.worths, strict=True):
                 if part * worth > best.get(place, 0.0):
                     best[place] = part * worth
-        frequency = sum(part * len(found.places) for found, part in postings)
-        # By less than its rarity: names and places are rare, and say what a call is given.
+        frequency = sum(part * len(posting.places) for posting, part in postings)
+        # By less than its rarity: names and places are rare, and are a call's arguments.
         return best, weight * _rarity(frequency, len(self._names)) ** 0.6
 
-    def _concepts(self, asked: Sequence[str]) -> Iterator[tuple[Mapping[str, float], float]]:
-        """For each word the indexed ones that may stand for it, discounted, and its weight."""
-        seen: set[str] = set()
-        undo = any(stem(word) in _UNDO for word in asked)
-        for position, raw in enumerate(asked):
+    def _concepts(self, words: Sequence[str]) -> Iterator[tuple[Mapping[str, float], float]]:
+        """For each word the indexed words that may stand for it, discounted, and its weight."""
+        seen_stems: set[str] = set()
+        undo = any(stem(word) in _UNDO for word in words)
+        for position, raw in enumerate(words):
             word = singular(raw)
-            if raw in _STOP or word in _STOP or stem(word) in seen:
+            if raw in _STOP or word in _STOP or stem(word) in seen_stems:
                 continue
-            seen.add(stem(word))
-            following = asked[position + 1] if position + 1 < len(asked) else None
-            variants = dict(self._variants(raw, word, following, undo))
-            if not variants and following is None:  # the last word may not be finished yet
+            seen_stems.add(stem(word))
+            next_word = words[position + 1] if position + 1 < len(words) else None
+            variants = dict(self._variants(raw, word, next_word, undo))
+            if not variants and next_word is None:  # the last word may not be finished yet
                 variants = dict.fromkeys(self._completions(raw), 0.6)
             if variants:
                 yield variants, 0.4 if word in _WEAK else 1.0
 
     def _variants(
-        self, raw: str, word: str, following: str | None, undo: bool
+        self, raw: str, word: str, next_word: str | None, undo: bool
     ) -> Iterator[tuple[str, float]]:
-        """Indexed words for a word of the question. The last discount said of a word holds."""
-        for meant in _MEANT.get(stem(word), ()):
-            yield from ((same, 0.55) for same in self._by_stem.get(stem(meant), ()))
+        """Indexed words for a word of the question. A word's last discount holds."""
+        for meaning in _MEANINGS.get(stem(word), ()):
+            yield from ((same, 0.55) for same in self._by_stem.get(stem(meaning), ()))
         for synonym in _SYNONYMS.get(stem(word), ()):
             yield from ((same, 0.4) for same in self._by_stem.get(stem(synonym), ()))
         yield from ((same, 0.85) for same in self._by_stem.get(stem(word), ()))
-        joined = singular(raw + (following or ""))
+        joined = singular(raw + (next_word or ""))
         yield from ((same, 1.0) for same in (joined, word) if same in self._postings)
         if undo:  # "stop following": `unfollow` is righter than `follow`
             yield from ((same, 1.5) for same in self._by_stem.get(f"un{stem(word)}", ()))
@@ -422,18 +422,18 @@ def _worths(
     """BM25F's saturated weight of each word, plus its share in what the tool is called.
 
     The share is the word's part of a unit vector over name and title: the fewer other words there
-    are, the more a tool is about this one.
+    are, the more a tool is about this word.
     """
     weights: dict[str, float] = defaultdict(float)
     for field, (weight, by_length) in FIELDS.items():
-        found = document[field]
-        share = weight / (1 - by_length + by_length * len(found) / mean_lengths[field])
-        for word in found:
+        words = document[field]
+        share = weight / (1 - by_length + by_length * len(words) / mean_lengths[field])
+        for word in words:
             weights[word] += share
-    called = {word: rarities[word] for word in (*document["name"], *document["title"])}
-    norm = math.sqrt(sum(rarity * rarity for rarity in called.values())) or 1.0
+    named_rarities = {word: rarities[word] for word in (*document["name"], *document["title"])}
+    norm = math.sqrt(sum(rarity * rarity for rarity in named_rarities.values())) or 1.0
     for word, weight in weights.items():
-        yield word, weight / (1.5 + weight) + called.get(word, 0.0) / norm
+        yield word, weight / (1.5 + weight) + named_rarities.get(word, 0.0) / norm
 
 
 def _rarity(frequency: float, total: int) -> float:

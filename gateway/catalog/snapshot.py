@@ -1,4 +1,4 @@
-"""The one value that says what there is, now: settings, connections, tools, choices.
+"""The one value that holds the current state: settings, connections, tools, choices.
 
 A handler reads the current snapshot once and passes it on; nothing in it ever changes. Building one
 is pure and fast, because what is slow (reading definitions, making tools, hashing entries) was done
@@ -31,19 +31,19 @@ from gateway.model import (
     Tool,
     digest,
 )
-from gateway.naming import local_name, matching, override_for, renamed, ruled_out
+from gateway.naming import exclusion_reason, find_pattern, local_name, override_for, rename_tool
 from gateway.store.tables import FormerName, PutRight
 
-Owner = Callable[[str], str | None]  # who else a name belongs to
+Owner = Callable[[str], str | None]  # the other holder of a name, if there is one
 Origin = Literal["config", "stored", "demo", "azure"]
 NAMING = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
-# First come, first served where two connections want one name: a put can't take a configured name.
+# The lower rank wins where two connections want one name: a put can't take a configured name.
 ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "stored": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionState:
-    """One connection: what was asked for, what was found, and how it is."""
+    """One connection: its settings, the definition found, its tools and its status."""
 
     name: str
     settings: Connection
@@ -53,14 +53,14 @@ class ConnectionState:
     found: Found | None = None  # without the definition's bytes
     tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
     problems: tuple[Problem, ...] = ()
-    clashes: tuple[Skipped, ...] = ()  # what would be tools, but for names that others have
+    clashes: tuple[Skipped, ...] = ()  # operations whose tool names are already taken
     digests: Mapping[str, bytes] = field(default_factory=dict)  # of entries, by tool
     other_digests: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # and by form
     tokens: int = 0
 
     @property
     def build(self) -> Build | None:
-        """What its connector made of the definition."""
+        """The build that the connector made of the definition."""
         return self.found.build if self.found else None
 
     @property
@@ -69,7 +69,7 @@ class ConnectionState:
 
     @property
     def purpose(self) -> str:
-        """What its definition, or its server, says that it is for."""
+        """The purpose that the definition, or else the server's instructions, states."""
         return (self.build.purpose or self.build.instructions) if self.build else ""
 
     @property
@@ -88,7 +88,7 @@ class ConnectionState:
 
 @dataclass(frozen=True, slots=True)
 class PutAccess:
-    """config.toml, and what holds with the rows that were put beside it: see `catalog.rights`."""
+    """config.toml, and the settings in force with the rows put beside it: see `catalog.rights`."""
 
     configured: Settings
     settings: Settings
@@ -106,32 +106,32 @@ class Snapshot:
     tools: Mapping[str, Tool] = field(default_factory=dict)
     choices: Mapping[tuple[str, str], Level] = field(default_factory=dict)
     stored_permissions: Permissions | None = None
-    problems: tuple[Problem, ...] = ()  # those that are no connection's own
+    problems: tuple[Problem, ...] = ()  # those that belong to no connection
     former: Mapping[str, tuple[FormerName, ...]] = field(default_factory=dict)  # by tool
     successors: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # by former name
     in_force: Permissions | None = None  # None: as written
-    put: PutAccess | None = None  # None: what is in config.toml is all there is
+    put: PutAccess | None = None  # None: only config.toml counts
 
     @property
     def written_permissions(self) -> Permissions:
-        """Those that were put at run time, until they are deleted; else config.toml's."""
+        """The permissions put at run time, until they are deleted; else config.toml's."""
         return self.stored_permissions or self.settings.permissions
 
     @property
     def permissions(self) -> Permissions:
-        """What holds: as written, and what was said against a tool under a name that it had."""
+        """The permissions in force: as written, with the rules against tools under former names."""
         return self.in_force or self.written_permissions
 
     def names_of(self, tool: Tool) -> tuple[str, ...]:
-        """What a tool is called, and what it was called before."""
+        """A tool's name, and its former names."""
         return (tool.name, *(each.name for each in self.former.get(tool.name, ())))
 
     def local_names_of(self, tool: Tool) -> tuple[str, ...]:
-        """The same without prefix."""
+        """A tool's name and its former names, without prefix."""
         return (tool.local_name, *(each.local_name for each in self.former.get(tool.name, ())))
 
     def find(self, tools: Mapping[str, Tool], name: str, now: float) -> Tool | None:
-        """The tool, of these, that has a name, or had it and still answers to it."""
+        """The tool in `tools` that has this name, or had it and still answers to it."""
         found = tools.get(name)
         if found is None and name in self.successors:
             tool, at = self.successors[name]
@@ -152,7 +152,7 @@ def prefix_of(name: str, settings: Connection) -> str:
 
 def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState:
     """The connection with these tools, in stable order and hashed once."""
-    allowed = as_configured(state.settings, tools)
+    allowed = apply_settings(state.settings, tools)
     ordered = tuple(sorted(allowed, key=lambda tool: tool.name))
     return replace(
         state,
@@ -167,24 +167,24 @@ def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState
     )
 
 
-def as_configured(settings: Connection, tools: Iterable[Tool]) -> Iterable[Tool]:
-    """The tools that the settings leave there, with the access they give them.
+def apply_settings(settings: Connection, tools: Iterable[Tool]) -> Iterable[Tool]:
+    """The tools that the settings allow, with the access that the settings give them.
 
-    Most were built so. One that a change is held back for, or that was accepted, may have been
-    built before the settings were edited: what an operator says now holds all the same.
+    Most were built so. A tool whose change is held back, or was accepted, may have been built
+    before the settings were edited: the settings of now hold all the same.
     """
     if not NAMING & settings.model_fields_set:
         return tools
     rules = {name: Override(access=each.access) for name, each in settings.operations.items()}
-    return [found for tool in tools if (found := _as_configured(settings, rules, tool))]
+    return [found for tool in tools if (found := _apply_settings(settings, rules, tool))]
 
 
-def _as_configured(settings: Connection, rules: Mapping[str, Override], tool: Tool) -> Tool | None:
+def _apply_settings(settings: Connection, rules: Mapping[str, Override], tool: Tool) -> Tool | None:
     name = tool.operation or local_name(Nameable(None, tool.method, tool.path))
     names = (name, tool.local_name) if tool.upstream else (name,)
     access = override_for(rules, *names).access
     wrapped = isinstance(settings, McpConnection) and name in {w.tool for w in settings.wrap}
-    is_out = matching(name, settings.exclude) if wrapped else ruled_out(name, settings)
+    is_out = find_pattern(name, settings.exclude) if wrapped else exclusion_reason(name, settings)
     if is_out or access == "dangerous":
         return None
     return tool if access in (None, tool.access) else replace(tool, access=access)
@@ -204,33 +204,33 @@ def assemble(
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
     ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
     spaces = NameSpaces(ordered, settings.capabilities)
-    taken: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
     renamed_in = {each.connection for each in former}
     operations = {s.name: operations_of(s.found, s.tools) for s in ordered if s.name in renamed_in}
     for state in ordered:
         state = _with_portable(state, settings)
-        state = _without_clashes(state, _owner(state, spaces, taken))
+        state = _without_clashes(state, _owner(state, spaces, tools))
         connections[state.name] = state
-        taken.update((tool.name, tool) for tool in state.tools)
+        tools.update((tool.name, tool) for tool in state.tools)
 
     def is_free(name: FormerName) -> bool:
         state = connections.get(name.connection)
-        return state is not None and _owner(state, spaces, taken)(name.name) is None
+        return state is not None and _owner(state, spaces, tools)(name.name) is None
 
-    names = _former_of(filter(is_free, former), operations, taken)
+    names = _former_by_tool(filter(is_free, former), operations, tools)
     written = stored_permissions or settings.permissions
     return Snapshot(
         revision,
         settings,
         dict(sorted(connections.items())),
-        taken,
+        tools,
         choices or {},
         stored_permissions,
         problems,
         names,
-        {each.name: (tool, each.at) for tool, them in names.items() for each in them},
-        _with_former(written, names, taken),
+        {n.name: (tool, n.at) for tool, old_names in names.items() for n in old_names},
+        _with_former_rules(written, names, tools),
         put,
     )
 
@@ -239,76 +239,76 @@ def assemble(
 
 
 def operations_of(found: Found | None, tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Tools by the operation that each alone carries out, whatever it is called.
+    """Tools by the operation that each alone carries out, whatever the tool is called.
 
-    Where several do the same, none of them is known by its operation.
+    Where several tools carry out the same operation, none of them is included.
     """
     if found is None:
         return {}
-    named = [(operation_of(found, tool), tool) for tool in tools]
-    times = Counter(operation for operation, _ in named)
-    return {operation: tool for operation, tool in named if times[operation] == 1}
+    pairs = [(operation_of(found, tool), tool) for tool in tools]
+    times = Counter(operation for operation, _ in pairs)
+    return {operation: tool for operation, tool in pairs if times[operation] == 1}
 
 
 def operation_of(found: Found, tool: Tool) -> str:
-    """What tells an operation from all others: where a call goes, and what it sends unasked."""
+    """A digest of the operation: where a call goes, and the fixed values that it sends."""
     http, upstream = tool.http, tool.upstream
     if http is not None:
-        unasked = [[p.place, p.name, p.constant] for p in http.parameters if p.argument is None]
+        fixed = [[p.place, p.name, p.constant] for p in http.parameters if p.argument is None]
         inside = http.body.constants if http.body else {}
         place = [http.method, f"{http.base_url}{http.path}", found.build.envelope]
-        return digest(orjson.dumps([*place, unasked, dict(inside)]))
+        return digest(orjson.dumps([*place, fixed, dict(inside)]))
     return digest(orjson.dumps([found.definition.location, upstream]))
 
 
-def _former_of(
+def _former_by_tool(
     former: Iterable[FormerName],
     operations: Mapping[str, Mapping[str, Tool]],
-    taken: Mapping[str, Tool],
+    tools: Mapping[str, Tool],
 ) -> dict[str, tuple[FormerName, ...]]:
-    """The names that tools had, by what each tool is called now; of a name that two had, none."""
+    """The former names by each tool's name of now; a name that two tools had is left out."""
     found: defaultdict[str, list[FormerName]] = defaultdict(list)
-    for each in former:
-        tool = operations[each.connection].get(each.operation)
-        if tool is not None and getattr(taken.get(tool.name), "connection", "") == tool.connection:
-            found[tool.name].append(each)
+    for name in former:
+        tool = operations[name.connection].get(name.operation)
+        if tool is not None and getattr(tools.get(tool.name), "connection", "") == tool.connection:
+            found[tool.name].append(name)
     times = Counter(each.name for names in found.values() for each in names)
     clear = {tool: tuple(n for n in names if times[n.name] == 1) for tool, names in found.items()}
     return {tool: names for tool, names in clear.items() if names}
 
 
-def _with_former(
+def _with_former_rules(
     written: Permissions,
     former: Mapping[str, tuple[FormerName, ...]],
     tools: Mapping[str, Tool],
 ) -> Permissions | None:
-    """The permissions, obeyed also where they speak against a tool under a name that it had.
+    """The permissions, with the rules that restrict a tool under a former name applied to it.
 
-    None: that changes nothing. What they allowed under that name is not allowed by it now.
+    None: they change nothing. A rule that allows a former name does not allow the tool now.
     """
     rules = dict(written.tools)
     for tool, names in former.items():
-        said = [rules[name] for name in (tool, *(n.name for n in names)) if name in rules]
-        by_level = written.level == "read_only" and tools[tool].access != "read"
-        if "blocked" in said:
+        tool_rules = [rules[name] for name in (tool, *(n.name for n in names)) if name in rules]
+        needs_more = written.level == "read_only" and tools[tool].access != "read"
+        if "blocked" in tool_rules:
             rules[tool] = "blocked"
-        elif "confirm" in said and (tool in rules or not by_level):
+        elif "confirm" in tool_rules and (tool in rules or not needs_more):
             rules[tool] = "confirm"
     return None if rules == written.tools else written.model_copy(update={"tools": rules})
 
 
 def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:
-    """Tells who else would have the names of a connection that is put."""
+    """The function that finds another holder of a name that a put connection would use."""
     state = at_rest(name, settings, "stored")
     states = [*snapshot.connections.values(), state]
     spaces = NameSpaces(states, snapshot.settings.capabilities)
-    others = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}
-    return _owner(state, spaces, others)
+    other_tools = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}
+    return _owner(state, spaces, other_tools)
 
 
-def same_content(one: Snapshot, other: Snapshot) -> bool:
+def has_same_content(new: Snapshot, old: Snapshot) -> bool:
     """Whether two snapshots differ in their revision only."""
-    return replace(one, revision=other.revision) == other
+    return replace(new, revision=old.revision) == old
 
 
 def _with_portable(state: ConnectionState, settings: Settings) -> ConnectionState:
@@ -321,19 +321,19 @@ def _with_portable(state: ConnectionState, settings: Settings) -> ConnectionStat
 def portable_tools(prefix: str, tools: Iterable[Tool]) -> list[Tool]:
     """The tools that have a capability, under names that outlive a provider.
 
-    What `greenhouse_list_candidates` does, as `ats_list_candidates`. What is behind such a name,
-    and with it access, limits and the rules of bundles, stays the provider's own.
+    `ats_list_candidates` does what `greenhouse_list_candidates` does. The operation behind such a
+    name, and with it access, limits and the rules of bundles, stays the provider's own.
     """
-    return [renamed(tool, f"{prefix}_{tool.capability}") for tool in tools if tool.capability]
+    return [rename_tool(tool, f"{prefix}_{tool.capability}") for tool in tools if tool.capability]
 
 
 class NameSpaces:
-    """Whom a tool's name belongs to, by settings alone.
+    """Which connection a tool's name belongs to, by settings alone.
 
     What an upstream lists must never take a name that leads elsewhere: not today, and not on the
-    day when the other connection is slow to start or drops a tool. So a name that is given (`as`),
+    day when the other connection is slow to start or drops a tool. So a name that is chosen (`as`),
     or that starts with a connection's prefix, is that connection's whether it has such a tool now
-    or not; of two prefixes the longer one counts. Only what was configured later gives way: a put
+    or not; of two prefixes the longer one counts. Only the lower-ranked connection gives way: a put
     takes nothing from config.toml.
     """
 
@@ -358,40 +358,40 @@ class NameSpaces:
         if state.name in holders:
             return None
         rank = ORIGIN_ORDER[state.origin]
-        return next((other for other, first in holders.items() if first <= rank), None)
+        return next((holder for holder, other_rank in holders.items() if other_rank <= rank), None)
 
     def _holders(self, name: str) -> Mapping[str, int]:
         if name in self._names:
             return self._names[name]
-        found = (self._prefixes.get(name[:length]) for length in self._lengths)
-        return next((holders for holders in found if holders), {})
+        candidates = (self._prefixes.get(name[:length]) for length in self._lengths)
+        return next((holders for holders in candidates if holders), {})
 
 
-def _owner(state: ConnectionState, spaces: NameSpaces, taken: Mapping[str, Tool]) -> Owner:
-    """Tells for a name who else has it: the gateway, a tool that was first, a connection."""
+def _owner(state: ConnectionState, spaces: NameSpaces, tools: Mapping[str, Tool]) -> Owner:
+    """The function that finds another holder of a name: the gateway or a connection."""
 
     def owner(name: str) -> str | None:
         if name in OWN_TOOL_NAMES:
             return "the gateway itself"
-        holder = taken[name].connection if name in taken else spaces.owner(name, state)
+        holder = tools[name].connection if name in tools else spaces.owner(name, state)
         return holder and f"connection {holder!r}"
 
     return owner
 
 
 def _without_clashes(state: ConnectionState, owner: Owner) -> ConnectionState:
-    kept, clashes = without_clashes(state.tools, owner)
+    tools, clashes = without_clashes(state.tools, owner)
     if not clashes:
         return state
     problems = (*state.problems, *clash_problems(clashes))
-    return replace(with_tools(state, kept), problems=problems, clashes=clashes)
+    return replace(with_tools(state, tools), problems=problems, clashes=clashes)
 
 
 def without_clashes(
     tools: Sequence[Tool], owner: Owner
 ) -> tuple[tuple[Tool, ...], tuple[Skipped, ...]]:
-    """The tools whose names are free, and the others with the reason why they are none."""
-    owners = {tool.name: whose for tool in tools if (whose := owner(tool.name))}
+    """The tools whose names are free, and the other operations with the reason why not."""
+    owners = {tool.name: holder for tool in tools if (holder := owner(tool.name))}
     clashes = tuple(
         Skipped(
             tool.operation,
@@ -406,11 +406,11 @@ def without_clashes(
 
 
 def clash_problems(clashes: Sequence[Skipped]) -> list[Problem]:
-    """The same as problems: what somebody connected is not there, and it can be mended."""
+    """The clashes as problems: a tool that an admin expects is missing, and can be renamed."""
     return [Problem("error", c.operation or c.path, f"not exposed: {c.reason}") for c in clashes]
 
 
-def previewed(
+def preview_of(
     name: str,
     kind: str,
     found: Found,
@@ -418,12 +418,12 @@ def previewed(
     *,
     owner: Owner,
 ) -> dict[str, Any]:
-    """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
+    """The preview of `gateway inspect` and a dry run: tools, skipped operations, problems."""
     build = found.build
     exposed, clashes = without_clashes(build.tools, owner)
-    shown = ("name", "operation", "method", "path", "access", "risk", "title", "description")
+    keys = ("name", "operation", "method", "path", "access", "risk", "title", "description")
     tools = [
-        {name: getattr(tool, name) for name in shown}
+        {key: getattr(tool, key) for key in keys}
         | {"input_schema": orjson.loads(tool.input_schema), "tokens": tool.tokens}
         for tool in sorted(exposed, key=lambda tool: tool.name)
     ]
@@ -435,11 +435,11 @@ def previewed(
         **({"session": found.session} if found.session else {}),
         "tools": tools,
         "skipped": [
-            {name: getattr(each, name) for name in ("operation", "method", "path", "reason")}
-            for each in (*build.skipped, *clashes)
+            {key: getattr(skipped, key) for key in ("operation", "method", "path", "reason")}
+            for skipped in (*build.skipped, *clashes)
         ],
         "problems": [
-            each.shown() for each in (*build.problems, *clash_problems(clashes), *problems)
+            problem.as_dict() for problem in (*build.problems, *clash_problems(clashes), *problems)
         ],
         "tokens": sum(tool.tokens for tool in exposed),
     }

@@ -1,8 +1,8 @@
-"""The names that tools had: a client that listed them calls them by these for a while.
+"""The former names of tools: a client that listed a tool calls it by its old name for a while.
 
 A name is kept with the operation that it was the name of (`snapshot.operation_of`), never with
 another name, so that it can't lead to anything else. It counts while that operation is served under
-another name and nobody else has this one; once another operation has it, it is forgotten for good.
+another name and no tool has this one; once another operation has it, it is forgotten for good.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from gateway.store.tables import FormerName
 
 
 class FormerNames:
-    """Those that this process knows of; the store has all."""
+    """The former names that this process knows; the store has all of them."""
 
     def __init__(self, stored: StoredCatalog) -> None:
         self._stored = stored
-        self.known: dict[tuple[str, str], FormerName] = {}  # by connection and name; never changed
+        self.by_name: dict[tuple[str, str], FormerName] = {}  # by connection, name; never mutated
 
     def take(self, stored: Iterable[FormerName], before: dict[tuple[str, str], FormerName]) -> None:
-        """Takes over what is stored, and keeps what was added since it was read."""
-        added = {key: each for key, each in self.known.items() if before.get(key) is not each}
-        self.known = {(each.connection, each.name): each for each in stored} | added
+        """Takes over the stored names, and keeps those added since the store was read."""
+        added = {key: each for key, each in self.by_name.items() if before.get(key) is not each}
+        self.by_name = {(each.connection, each.name): each for each in stored} | added
 
     def add(self, names: Iterable[FormerName]) -> None:
-        """Adds what has been stored."""
-        self.known = self.known | {(each.connection, each.name): each for each in names}
+        """Adds names that have been stored."""
+        self.by_name = self.by_name | {(each.connection, each.name): each for each in names}
 
     def drop(self, connection: str) -> None:
-        """Forgets a connection's: it is deleted."""
-        self.known = {key: each for key, each in self.known.items() if key[0] != connection}
+        """Forgets the names of a connection that is deleted."""
+        self.by_name = {key: each for key, each in self.by_name.items() if key[0] != connection}
 
-    async def compare(self, current: Snapshot, name: str, before: Found, after: Found) -> None:
-        """Keeps the names that other settings take from a connection's tools.
+    async def keep_renames(self, current: Snapshot, name: str, before: Found, after: Found) -> None:
+        """Keeps the names that a connection's tools lose because its settings changed.
 
-        What they are called now is not stored with the definition, so that a start finds the same
-        once more: then the name counts from when it was first found.
+        The new names are not stored with the definition, so that each start finds the same renames
+        once more: a former name counts from when it was first found.
         """
-        found = await asyncio.to_thread(former_names, name, before, after, time.time())
-        renamed = served_names(current, found)
-        new = [each for each in renamed if not self._knows(each)]
+        renames = await asyncio.to_thread(former_names, name, before, after, time.time())
+        served = served_names(current, renames)
+        new = [each for each in served if not self._has(each)]
         if new:
-            await self._stored.keep_former(new)
+            await self._stored.keep_former_names(new)
             self.add(new)
 
-    def _knows(self, name: FormerName) -> bool:
-        known = self.known.get((name.connection, name.name))
-        return known is not None and known.operation == name.operation
+    def _has(self, name: FormerName) -> bool:
+        old = self.by_name.get((name.connection, name.name))
+        return old is not None and old.operation == name.operation
 
-    def let_go(self, current: Snapshot) -> None:
-        """Forgets the names that lead somewhere else now."""
-        taken = [each for each in self.known.values() if _is_taken(current, each)]
-        if taken:
-            self._stored.forget_former(taken)
-            self.known = {key: each for key, each in self.known.items() if each not in taken}
+    def forget_taken(self, current: Snapshot) -> None:
+        """Forgets the names that another operation has now."""
+        stale = [each for each in self.by_name.values() if _is_taken(current, each)]
+        if stale:
+            self._stored.forget_former_names(stale)
+            self.by_name = {key: each for key, each in self.by_name.items() if each not in stale}
 
 
 def served_names(current: Snapshot, names: Sequence[FormerName]) -> list[FormerName]:
-    """Those of these names under which tools of their connection are served."""
+    """The names in `names` under which their connection serves tools now."""
     if not names or names[0].connection not in current.connections:
         return list(names)  # at a start nothing is served yet
     return [each for each in names if _holder(current, each) is not None]
@@ -81,6 +81,6 @@ def _is_taken(current: Snapshot, name: FormerName) -> bool:
 
 
 def _holder(current: Snapshot, name: FormerName) -> Tool | None:
-    """The tool of this name, if it is the same connection's."""
+    """The tool of this name, if it belongs to the same connection."""
     tool = current.tools.get(name.name)
     return tool if tool is not None and tool.connection == name.connection else None

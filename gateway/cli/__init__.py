@@ -1,4 +1,4 @@
-"""The `gateway` command: `main` has its words, the other files what it does."""
+"""The `gateway` command: `main` has its commands, the other files what they do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """The console script: whatever happens from here on, nobody at a terminal reads a stack."""
+    """The console script: whatever fails from here on, a person never reads a stack trace."""
     try:
         from gateway.cli.main import run  # takes half a second, in which Ctrl-C may come
 
@@ -17,7 +17,7 @@ def main() -> None:
             sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)  # as shells have it, and Typer
-    except BrokenPipeError:  # whoever read our output has what it wanted
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
 

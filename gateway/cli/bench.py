@@ -41,9 +41,9 @@ def bench(
     gateway = remote(url, token, as_json)
     if tool is not None:
         _require_reading(gateway, tool)
-    found = Bench(gateway, tool, _parse_object(arguments)).run(seconds, connections)
-    gateway.show(found, lambda: _print_figures(found))
-    raise typer.Exit(0 if found["requests"] else 1)
+    figures = Bench(gateway, tool, _parse_object(arguments)).run(seconds, connections)
+    gateway.show(figures, lambda: _print_figures(figures))
+    raise typer.Exit(0 if figures["requests"] else 1)
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -55,23 +55,23 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def _require_reading(gateway: Remote, name: str) -> None:
-    """Refuses what might change something: it would be called thousands of times."""
+    """Refuses a tool that might change something: it would be called thousands of times."""
     cursor: str | None = None
     while True:
         answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
-        listed = answer.get("result") or fail(str(answer.get("error", "the list was refused")))
-        for tool in listed["tools"]:
+        page = answer.get("result") or fail(str(answer.get("error", "the list was refused")))
+        for tool in page["tools"]:
             if tool["name"] == name and tool.get("annotations", {}).get("readOnlyHint"):
                 return
             if tool["name"] == name:
                 fail(f"{name} does not say that it only reads: choose one that does", 2)
-        cursor = listed.get("nextCursor")
+        cursor = page.get("nextCursor")
         if cursor is None:
             fail(f"there is no tool {name!r} here; `gateway tools` lists yours", 2)
 
 
 class Bench:
-    """One request sent over and over, and what came of it."""
+    """One request sent over and over, with the times and failures of its answers."""
 
     def __init__(self, gateway: Remote, tool: str | None, arguments: dict[str, Any]) -> None:
         method = "tools/list" if tool is None else "tools/call"
@@ -87,30 +87,30 @@ class Bench:
             "Mcp-Method": method,
             **({"Mcp-Name": tool} if tool else {}),
         }
-        self._seconds = array("d")  # of each answer that was good
+        self._seconds = array("d")  # of each good answer
         self._failed: Counter[str] = Counter()
 
     def run(self, seconds: float, connections: int) -> dict[str, Any]:
-        """The figures of so many seconds, times in milliseconds."""
-        took = asyncio.run(self._send_from(connections, seconds))
-        times, at = sorted(self._seconds), {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+        """Sends for so long; the figures have times in milliseconds."""
+        duration = asyncio.run(self._send_from(connections, seconds))
+        times, shares = sorted(self._seconds), {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
         return {
             "url": self._url,
             "request": self._tool or self._method,
             "connections": connections,
-            "seconds": round(took, 2),
+            "seconds": round(duration, 2),
             "requests": len(times),
-            "per_second": round(len(times) / took, 1),
+            "per_second": round(len(times) / duration, 1),
             "milliseconds": {
-                name: round(times[min(len(times) - 1, int(part * len(times)))] * 1000, 2)
-                for name, part in at.items()
+                name: round(times[min(len(times) - 1, int(share * len(times)))] * 1000, 2)
+                for name, share in shares.items()
                 if times
             },
             "failed": dict(self._failed),
         }
 
     async def _send_from(self, connections: int, seconds: float) -> float:
-        """Sends until the time is over; how long that took, with the last answers."""
+        """Sends until the time is over; gives the seconds it took, with the last answers."""
         async with aiohttp.ClientSession(
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(FETCH_SECONDS),
@@ -131,7 +131,7 @@ class Bench:
                 await asyncio.sleep(0.01)  # a gateway that refuses is not to be flooded
 
     async def _send(self, http: aiohttp.ClientSession) -> str | None:
-        """Sends once; what was wrong with the answer."""
+        """Sends once; gives the problem with the answer, or None."""
         try:
             async with http.post(self._url, data=self._body) as answer:
                 raw = await answer.read()
@@ -143,7 +143,7 @@ class Bench:
 
 
 def _error_in(raw: bytes) -> str | None:
-    """The code of an answer that is an error."""
+    """The error code in an answer; None: it is no error."""
     lines = [line for line in raw.splitlines() if line.startswith(b"data:")]
     try:
         answer = orjson.loads(lines[-1].removeprefix(b"data:") if lines else raw)
@@ -152,17 +152,17 @@ def _error_in(raw: bytes) -> str | None:
     if "error" in answer:
         return str(answer["error"].get("code"))
     result = answer.get("result", {})
-    said = (result.get("structuredContent") or {}).get("error") or {}
-    return str(said.get("code", "isError")) if result.get("isError") else None
+    error = (result.get("structuredContent") or {}).get("error") or {}
+    return str(error.get("code", "isError")) if result.get("isError") else None
 
 
-def _print_figures(found: dict[str, Any]) -> None:
-    """The figures in words."""
-    print(f"{found['request']} at {found['url']}, {found['connections']} connections")
+def _print_figures(stats: dict[str, Any]) -> None:
+    """The stats in words."""
+    print(f"{stats['request']} at {stats['url']}, {stats['connections']} connections")
     print(
-        f"{found['requests']:,} answers in {found['seconds']} s: {found['per_second']:,} a second"
+        f"{stats['requests']:,} answers in {stats['seconds']} s: {stats['per_second']:,} a second"
     )
-    if times := found["milliseconds"]:
+    if times := stats["milliseconds"]:
         print(", ".join(f"{name} {value} ms" for name, value in times.items()))
-    for problem, count in found["failed"].items():
+    for problem, count in stats["failed"].items():
         print(f"failed: {count:,} × {problem}")

@@ -41,10 +41,10 @@ class ClientName(StrEnum):
 class ClientFile:
     """Where a client keeps its servers, and how it writes one down."""
 
-    file: str  # for every project: below the home folder, or what _APPLICATION_DATA is
+    file: str  # for every project: its path from the home folder
     key: str
     entry: Callable[[str, str | None], Entry]
-    project: str | None = None  # for one project: below its folder
+    project: str | None = None  # for one project: its path from the project's folder
     next_step: str = "Restart it"
 
 
@@ -53,7 +53,7 @@ def _headers(token: str | None) -> Entry:
 
 
 def _bridge(url: str, token: str | None) -> Entry:
-    command = shutil.which("gateway") or str(Path(sys.argv[0]).resolve())  # it may know no PATH
+    command = shutil.which("gateway") or str(Path(sys.argv[0]).resolve())  # clients may lack PATH
     environment = {"env": {"GATEWAY_TOKEN": token}} if token else {}
     return {"command": command, "args": ["stdio", "--url", url], **environment}
 
@@ -123,31 +123,31 @@ def connect(
     """
     if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
         fail("--name: letters, digits, - and _ only", 2)
-    about = CLIENTS[client]
-    if project and about.project is None:
+    place = CLIENTS[client]
+    if project and place.project is None:
         fail(f"{client} has no configuration for one project", 2)
-    file = Path(about.project) if project and about.project else Path.home() / about.file
-    whole = _parse(_read(file), file)
-    table = _servers(whole, file, about.key)
+    file = Path(place.project) if project and place.project else Path.home() / place.file
+    config = _parse(_read(file), file)
+    table = _servers(config, file, place.key)
     if undo:
         if name not in table:
             fail(f"{file} has no server {name!r}: nothing to undo")
         del table[name]
         if not table:
-            del whole[about.key]
-        write_whole(file, _spell(file, whole))
-        print(f"Took {name!r} out of {file}. {about.next_step}.")
+            del config[place.key]
+        write_whole(file, _spell(file, config))
+        print(f"Took {name!r} out of {file}. {place.next_step}.")
         return
-    entry = about.entry(f"{remote(url, token).base}/mcp", token)
+    entry = place.entry(f"{remote(url, token).base}/mcp", token)
     if only_print:
-        print(f"In {file}:\n\n{_spell(file, {about.key: {name: entry}})}")
+        print(f"In {file}:\n\n{_spell(file, {place.key: {name: entry}})}")
         return
     if table.get(name, entry) != entry:
         fail(f"{file} has another server {name!r}: take it out with --undo, or give a --name")
     if name not in table:
         table[name] = entry
-        write_whole(file, _spell(file, whole))
-    print(f"{file} has the gateway as {name!r} now. {about.next_step}.")
+        write_whole(file, _spell(file, config))
+    print(f"{file} has the gateway as {name!r} now. {place.next_step}.")
 
 
 def _read(file: Path) -> str:
@@ -158,43 +158,43 @@ def _read(file: Path) -> str:
 
 
 def _parse(text: str, file: Path) -> Any:
-    """All that the file says, as something that can be changed and spelled again."""
+    """The file's config, in a form that can be edited and written again."""
     try:
-        # Whole: a file's comments stay where it is TOML, and in JSON there are none.
-        whole = tomlkit.parse(text) if file.suffix == ".toml" else json.loads(text.strip() or "{}")
+        # All of the file is kept: tomlkit keeps comments, and JSON has none.
+        config = tomlkit.parse(text) if file.suffix == ".toml" else json.loads(text.strip() or "{}")
     except ValueError as error:
         words = f"{file} is not plain {file.suffix[1:].upper()} ({error})"
         fail(f"{words}: use --print, and add the lines by hand")
-    if not isinstance(whole, dict):
+    if not isinstance(config, dict):
         fail(f"{file} should be an object: mend it first")
-    return whole
+    return config
 
 
-def _servers(whole: Any, file: Path, key: str) -> Any:
+def _servers(config: Any, file: Path, key: str) -> Any:
     is_toml = file.suffix == ".toml"
-    table = whole.setdefault(key, tomlkit.table(is_super_table=True) if is_toml else {})
+    table = config.setdefault(key, tomlkit.table(is_super_table=True) if is_toml else {})
     if not isinstance(table, dict):
         fail(f"{file}: {key} should be an object: mend it first")
     return table
 
 
-def _spell(file: Path, whole: Any) -> str:
+def _spell(file: Path, config: Any) -> str:
     if file.suffix == ".toml":
-        return tomlkit.dumps(whole)
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        return tomlkit.dumps(config)
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Whole or not at all, readable by nobody else when it is new: a token may be in it."""
+    """Writes a file whole or not at all; only its owner can read a new one: it may hold a token."""
     target = file.resolve()
-    beside = target.with_name(f"{target.name}.{os.getpid()}")
+    new_file = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-        beside.touch(mode=0o600)
-        beside.write_text(text, encoding="utf-8", newline="")
-        beside.chmod(mode)
-        beside.replace(target)
+        new_file.touch(mode=0o600)
+        new_file.write_text(text, encoding="utf-8", newline="")
+        new_file.chmod(mode)
+        new_file.replace(target)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         fail(f"{file} can't be written: {error.strerror}")

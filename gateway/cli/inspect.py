@@ -1,11 +1,11 @@
-"""What definitions, servers and the configuration give, with nothing stored and nothing served.
+"""Previews of definitions, servers and configurations, with nothing stored and nothing served.
 
 `gateway inspect`: what a definition would become. `gateway discover`: what upstream MCP servers
 offer now, and what in the configuration has drifted from it. `gateway check`: what is wrong with a
 configuration. Manifests and TLS files are read. The snapshot that the configuration would give is
-made from the store: it shows names that match nothing (for that, definitions that names are
-compared with and that are not in the store are read), and each recorded call can be looked up and
-decided in it as if it came in now.
+made from the store. It shows names that match nothing; definitions that are needed for this and
+are not in the store are read. Each recorded call can be looked up and decided in the snapshot as
+if it came in now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.calls.credentials import Credentials, prove
 from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer, Fetcher, Look, is_inline, is_url, source_of
-from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, previewed
+from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, preview_of
 from gateway.cli.terminal import show_table
 from gateway.config.connection import (
     NAME_PATTERN,
@@ -59,16 +59,16 @@ from gateway.workers import Workers
 ANYWHERE = ("0.0.0.0/0", "::/0")
 
 
-async def preview(what: str, kind: str | None, settings: Settings, folder: Path) -> dict[str, Any]:
-    """The tools of a definition or a connection, what is skipped, problems and cost."""
-    connection = _configured(what, settings)
-    in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
-    name = what if connection or in_azure else "preview"
+async def preview(spec: str, kind: str | None, settings: Settings, folder: Path) -> dict[str, Any]:
+    """The tools of a definition or a connection, skipped operations, problems and cost."""
+    connection = _named_connection(spec, settings)
+    in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(spec))
+    name = spec if connection or in_azure else "preview"
     allow = settings.network.allow if connection else ANYWHERE
-    files = folder  # of [network]: these count from config.toml whatever is inspected
+    files = folder  # [network]'s files are found from config.toml's folder in any case
     if connection is None:
         folder = Path()
-        values = {"kind": "arm"} if in_azure else _values(what, kind)
+        values = {"kind": "arm"} if in_azure else _preview_values(spec, kind)
         connection = parse_connection(name, values)
     return await preview_connection(name, connection, settings, folder, files=files, allow=allow)
 
@@ -82,86 +82,86 @@ async def preview_connection(
     files: Path | None = None,
     allow: Sequence[str] = ANYWHERE,
 ) -> dict[str, Any]:
-    """What a connection gives; what a person names at a terminal is theirs to reach."""
+    """The preview of a connection; an address that a person names at a terminal is allowed."""
     rules = {**settings.network.rules, "allow": allow}
-    async with reading(settings, rules, files or folder, folder) as (discoverer, workers):
+    async with open_discoverer(settings, rules, files or folder, folder) as (discoverer, workers):
         found = await discoverer.discover(Look(name, connection, settings.limits))
         is_openapi = connection.kind == "openapi"
         advice = await workers.advise(found.definition.packed) if is_openapi else ()
-    known = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
-    owner = owner_in(Snapshot(0, settings, known), name, connection)
-    return previewed(name, connection.kind, found, advice, owner=owner)
+    states = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
+    owner = owner_in(Snapshot(0, settings, states), name, connection)
+    return preview_of(name, connection.kind, found, advice, owner=owner)
 
 
-def _configured(what: str, settings: Settings) -> Connection | None:
+def _named_connection(spec: str, settings: Settings) -> Connection | None:
     """The connection of this name: one of config.toml, or the demo."""
-    if what == "demo" and settings.demo.enabled:
+    if spec == "demo" and settings.demo.enabled:
         server = settings.server
         return demo_connection(server.public_url or f"http://{server.host}:{server.port}")
-    return settings.connections.get(what)
+    return settings.connections.get(spec)
 
 
-def _values(what: str, kind: str | None) -> dict[str, Any]:
-    if kind == "manifest" or (kind is None and what in BUILTIN):
-        return {"kind": "manifest", "manifest": what, "prefix": ""}
-    return {"kind": "openapi", "spec": what, "prefix": ""}
+def _preview_values(spec: str, kind: str | None) -> dict[str, Any]:
+    if kind == "manifest" or (kind is None and spec in BUILTIN):
+        return {"kind": "manifest", "manifest": spec, "prefix": ""}
+    return {"kind": "openapi", "spec": spec, "prefix": ""}
 
 
-def print_preview(found: dict[str, Any]) -> None:
+def print_preview(report: dict[str, Any]) -> None:
     """The preview in words."""
-    print(f"{found['connection']} · {found['format']} · {found['base_url'] or 'no base URL'}")
-    show_table(found["tools"], "name access risk method path tokens", name="Tool")
-    for skipped in found["skipped"]:
+    print(f"{report['connection']} · {report['format']} · {report['base_url'] or 'no base URL'}")
+    show_table(report["tools"], "name access risk method path tokens", name="Tool")
+    for skipped in report["skipped"]:
         operation = skipped["operation"] or f"{skipped['method']} {skipped['path']}"
         print(f"skipped  {operation}: {skipped['reason']}")
-    for problem in found["problems"]:
+    for problem in report["problems"]:
         print(f"{problem['severity']:8} {problem['where']}: {problem['message']}")
-    if "session" in found:
-        apart = found["session"] == "principal"
-        print(f"session  {'each principal has its own' if apart else 'all principals share one'}")
-    counts = [f"{len(found[noun])} {noun}" for noun in ("tools", "skipped", "problems")]
-    print(f"{', '.join(counts)}, ≈ {found['tokens']:,} tokens")
+    if "session" in report:
+        is_own = report["session"] == "principal"
+        print(f"session  {'each principal has its own' if is_own else 'all principals share one'}")
+    counts = [f"{len(report[noun])} {noun}" for noun in ("tools", "skipped", "problems")]
+    print(f"{', '.join(counts)}, ≈ {report['tokens']:,} tokens")
 
 
 @asynccontextmanager
-async def reading(
+async def open_discoverer(
     settings: Settings, rules: Mapping[str, Any], files: Path, folder: Path
 ) -> AsyncIterator[tuple[Discoverer, Workers]]:
-    """What reads definitions and servers as the gateway would, for as long as a command runs."""
+    """A discoverer that reads definitions and servers as the gateway does, until a command ends."""
     async with (
         Egress(**rules, folder=files) as egress,
         Workers(count=1) as workers,
         _upstreams(egress) as upstreams,
     ):
         credentials = Credentials(egress)
-        ways = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
+        readers = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
         azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
-        yield Discoverer(*ways, azure, partial(prove, credentials)), workers
+        yield Discoverer(*readers, azure, partial(prove, credentials)), workers
 
 
 def _upstreams(egress: Egress) -> Upstreams:
-    """Sessions with MCP servers, none before one is asked for."""
+    """Sessions with MCP servers; each is opened when it is first needed."""
     return Upstreams(egress, Credentials(egress).upstream_headers)
 
 
 async def look_at_servers(
     settings: Settings, folder: Path, servers: Mapping[str, McpConnection]
 ) -> list[dict[str, Any]]:
-    """What each server offers, and what has drifted from it."""
+    """What each server offers, and the drift of the configuration from it."""
     async with (
         Egress(**settings.network.rules, folder=folder) as egress,
         _upstreams(egress) as upstreams,
     ):
-        looks = (_report(upstreams, name, each) for name, each in servers.items())
+        looks = (_ask_server(upstreams, name, each) for name, each in servers.items())
         return list(await asyncio.gather(*looks))
 
 
-async def _report(upstreams: Upstreams, name: str, settings: McpConnection) -> dict[str, Any]:
+async def _ask_server(upstreams: Upstreams, name: str, settings: McpConnection) -> dict[str, Any]:
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
     report["session"] = settings.session
     try:
-        said, session = await upstreams.read(name, settings)
-        listing = said["tools"]
+        answer, session = await upstreams.read(name, settings)
+        listing = answer["tools"]
     except GatewayError as error:
         return report | {"error": error.message}
     report["session"] = session
@@ -169,11 +169,11 @@ async def _report(upstreams: Upstreams, name: str, settings: McpConnection) -> d
         {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
     ]
     problems = drift(listing, source_of(name, settings, Limits(), ""))
-    return report | {"drift": [problem.shown() for problem in problems]}
+    return report | {"drift": [problem.as_dict() for problem in problems]}
 
 
 def print_drift(reports: list[dict[str, Any]]) -> None:
-    """The same in words."""
+    """The reports in words."""
     for report in reports:
         print(f"{report['connection']}: {report['error'] or str(len(report['tools'])) + ' tools'}")
         if report["tools"]:
@@ -205,40 +205,40 @@ def _manifest_problems(settings: Settings, config: Path) -> Iterator[str]:
     for name, connection in settings.connections.items():
         if not isinstance(connection, ManifestConnection):
             continue
-        where, given = f"{config}: connections.{name}", connection.manifest
+        where, manifest = f"{config}: connections.{name}", connection.manifest
         try:
-            is_file = "/" in given or given.endswith(".toml")
-            raw = (config.parent / given).read_bytes() if is_file else load_builtin(given)
-            if problem := region_problem(parse_manifest(raw, given), connection.region):
+            is_file = "/" in manifest or manifest.endswith(".toml")
+            raw = (config.parent / manifest).read_bytes() if is_file else load_builtin(manifest)
+            if problem := region_problem(parse_manifest(raw, manifest), connection.region):
                 yield f"{where}.region: {problem}"
         except DefinitionUnreadable as error:
             yield f"{where}.{error.message} {error.hint}"
         except OSError as error:
-            yield f"{where}.manifest: {given} can't be read: {error.strerror}"
+            yield f"{where}.manifest: {manifest} can't be read: {error.strerror}"
         except ConfigInvalid as error:
             yield from error.problems
 
 
 def _missing_files(settings: Settings, folder: Path) -> Iterator[tuple[str, str]]:
-    """Files that are named and not there (yet): the gateway starts without them."""
-    named = {"auth.jwks_file": settings.auth.jwks_file}
+    """Files that the configuration names and that are missing: the gateway starts without them."""
+    paths = {"auth.jwks_file": settings.auth.jwks_file}
     for name, connection in settings.connections.items():
         if isinstance(connection, OpenApiConnection):
             is_path = not is_inline(connection.spec) and not is_url(connection.spec)
-            named[f"connections.{name}.spec"] = connection.spec if is_path else None
+            paths[f"connections.{name}.spec"] = connection.spec if is_path else None
         elif isinstance(connection, McpConnection) and connection.command:
-            named[f"connections.{name}.cwd"] = connection.cwd
+            paths[f"connections.{name}.cwd"] = connection.cwd
             here, command = folder / (connection.cwd or ""), connection.command
             path = connection.env.get("PATH")
             if not shutil.which(command, path=path) and not (here / command).exists():
                 yield f"connections.{name}.command", f"there is no command {command}"
-    for where, file in named.items():
-        if file and not (folder / file).exists():
-            yield where, f"there is no {folder / file}"
+    for where, path_text in paths.items():
+        if path_text and not (folder / path_text).exists():
+            yield where, f"there is no {folder / path_text}"
 
 
-def count(settings: Settings) -> dict[str, int]:
-    """How much of what a configuration has."""
+def count_all(settings: Settings) -> dict[str, int]:
+    """How many connections, principals and bundles a configuration has."""
     return {
         "connections": len(settings.connections) + settings.demo.enabled,
         "principals": len(settings.principals),
@@ -250,26 +250,26 @@ def count(settings: Settings) -> dict[str, int]:
 
 
 async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str]]:
-    """What this configuration says and what would not hold, as (key path, what is wrong)."""
+    """The parts of a configuration that would not hold, as (key path, problem)."""
     folder = config.parent
-    found = list(_missing_files(settings, folder))
-    missing = {where.split(".")[1] for where, _ in found}
+    problems = list(_missing_files(settings, folder))
+    missing = {where.split(".")[1] for where, _ in problems}
     async with (
-        reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
-        _stored(settings, folder, found) as stored,
+        open_discoverer(settings, settings.network.rules, folder, folder) as (discoverer, _),
+        _open_stored(settings, folder, problems) as stored,
     ):
-        catalog = await _load(settings, discoverer, stored)
+        catalog = await _catalog_of(settings, discoverer, stored)
         states = catalog.current.connections.values()
-        worth = [state.name for state in states if _is_worthreading(catalog.current, state)]
-        names = [name for name in worth if name not in missing]
+        readable = [state.name for state in states if _is_worth_reading(catalog.current, state)]
+        names = [name for name in readable if name not in missing]
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 reports = await catalog.refresh(names, by="check")
-                found += [(f"connections.{r.name}", r.error) for r in reports if r.error]
+                problems += [(f"connections.{r.name}", r.error) for r in reports if r.error]
         snapshot = catalog.current
-    found += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
-    found += [each for each in _overridden(snapshot) if each[0] not in dict(found)]
-    return found + [
+    problems += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
+    problems += [each for each in _find_overridden(snapshot) if each[0] not in dict(problems)]
+    return problems + [
         (f"connections.{name}.{problem.where}", problem.message)
         for name, state in snapshot.connections.items()
         for problem in state.problems
@@ -277,15 +277,15 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
     ]
 
 
-def _overridden(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What config.toml says and the store has otherwise, so that the store's counts."""
-    settings, put = snapshot.settings, snapshot.stored_permissions
+def _find_overridden(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """The values of config.toml that the store overrides, with what counts instead."""
+    settings, stored = snapshot.settings, snapshot.stored_permissions
     for key, written in settings.permissions:
-        if put is not None and getattr(put, key) != written:
-            said = f"{getattr(put, key)}, " if isinstance(written, str | float | int) else ""
+        if stored is not None and getattr(stored, key) != written:
+            value = f"{getattr(stored, key)}, " if isinstance(written, str | float | int) else ""
             yield (
                 f"permissions.{key}",
-                f"the store overrides it: {said}put at run time, counts until DELETE "
+                f"the store overrides it: {value}put at run time, counts until DELETE "
                 "/api/v1/permissions",
             )
     for (name, connection), level in snapshot.choices.items():
@@ -295,30 +295,30 @@ def _overridden(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
             yield where, f"the store overrides it: {name} chose {level}"
 
 
-class Unkept(StoredCatalog):
-    """What is stored; what is found beside it is not kept."""
+class ReadOnlyCatalog(StoredCatalog):
+    """The stored catalog, to which nothing is saved."""
 
-    async def save(self, *what: Any, **put: Any) -> int:
+    async def save(self, *changes: Any, **values: Any) -> int:
         return 0
 
 
 @asynccontextmanager
-async def _stored(
+async def _open_stored(
     settings: Settings, folder: Path, problems: list[tuple[str, str]]
 ) -> AsyncIterator[StoredCatalog]:
-    """The store as it is, neither made nor brought up to date; an empty one where there is none."""
+    """The stored catalog, and the store is neither made nor migrated; empty without a store."""
     async with AsyncExitStack() as stack:
         if _has_store(settings, folder):
-            db, seal = Database(settings.store.url_in(folder)), _seal(settings, folder)
+            db, seal = Database(settings.store.url_in(folder)), _read_seal(settings, folder)
             stack.push_async_callback(db.engine.close)
-            if problem := await _unreadable(db, seal):
+            if problem := await _find_store_problem(db, seal):
                 problems.append(("store.url", f"what was put is not known: {problem}"))
             else:
-                yield Unkept(db, seal)
+                yield ReadOnlyCatalog(db, seal)
                 return
         empty = Path(stack.enter_context(TemporaryDirectory()))
         db = await stack.enter_async_context(Database(f"sqlite:///{empty / 'store.db'}"))
-        yield Unkept(db, load_seal(empty / "secret.key", None))
+        yield ReadOnlyCatalog(db, load_seal(empty / "secret.key", None))
 
 
 def _has_store(settings: Settings, folder: Path) -> bool:
@@ -327,7 +327,7 @@ def _has_store(settings: Settings, folder: Path) -> bool:
     return is_there and (key.exists() or "GATEWAY_SECRET_KEY" in os.environ)
 
 
-async def _unreadable(db: Database, seal: Seal) -> str | None:
+async def _find_store_problem(db: Database, seal: Seal) -> str | None:
     try:
         if not await db.read(is_current):
             return "the store is of an older version"
@@ -337,21 +337,21 @@ async def _unreadable(db: Database, seal: Seal) -> str | None:
     return None
 
 
-def _seal(settings: Settings, folder: Path) -> Seal:
+def _read_seal(settings: Settings, folder: Path) -> Seal:
     return load_seal(folder / settings.store.secret_key_file, os.environ.get("GATEWAY_SECRET_KEY"))
 
 
-async def _load(settings: Settings, discoverer: Discoverer, stored: StoredCatalog) -> Catalog:
+async def _catalog_of(settings: Settings, discoverer: Discoverer, stored: StoredCatalog) -> Catalog:
     demo = {"demo": demo_connection(f"http://{settings.server.host}")}
     catalog = Catalog(settings, discoverer, stored, demo)
     await catalog.apply(settings)
     return catalog
 
 
-def _is_worthreading(snapshot: Snapshot, state: ConnectionState) -> bool:
-    """Whether names are compared with its operations, which can be had without starting anything.
+def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
+    """Whether names are compared with a connection's operations, and reading starts no process.
 
-    A command is not run for this, nor is one woken that waits until somebody needs it.
+    A command is not run for this, nor is a lazy connection read before a caller needs it.
     """
     settings, permissions = state.settings, snapshot.permissions
     if state.build is not None or state.status == "disabled" or settings.is_lazy:
@@ -359,52 +359,52 @@ def _is_worthreading(snapshot: Snapshot, state: ConnectionState) -> bool:
     is_command = isinstance(settings, McpConnection) and settings.transport == "stdio"
     if is_command or isinstance(settings, ArmConnection):
         return False
-    named = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
-    ruled = (*permissions.tools, *permissions.auto_approve.tools)
-    has_rule = any(name.startswith(state.prefix) for name in ruled)
-    return has_rule or not named.isdisjoint(settings.model_fields_set)
+    name_keys = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
+    rule_names = (*permissions.tools, *permissions.auto_approve.tools)
+    has_rule = any(name.startswith(state.prefix) for name in rule_names)
+    return has_rule or not name_keys.isdisjoint(settings.model_fields_set)
 
 
 # --- recorded calls, again ------------------------------------------------------------------------
 
 
 async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> list[dict[str, str]]:
-    """What this configuration would have refused or asked about, of the last so many calls."""
+    """Those of the last recorded calls that this configuration would refuse or ask about."""
     folder = config.parent
-    seal = _seal(settings, folder)
+    seal = _read_seal(settings, folder)
     async with (
         Database(settings.store.url_in(folder)) as db,
-        reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
+        open_discoverer(settings, settings.network.rules, folder, folder) as (discoverer, _),
     ):
         await check_seal(db, seal)
-        catalog = await _load(settings, discoverer, Unkept(db, seal))
-        return rehearse(catalog.current, await _last(db, calls))
+        catalog = await _catalog_of(settings, discoverer, ReadOnlyCatalog(db, seal))
+        return rehearse(catalog.current, await _last_executions(db, calls))
 
 
-async def _last(db: Database, calls: int) -> list[Execution]:
-    found: list[Execution] = []
+async def _last_executions(db: Database, calls: int) -> list[Execution]:
+    executions: list[Execution] = []
     cursor = None
-    while len(found) < calls:
-        page = await list_executions(db, Filter(), limit=calls - len(found), cursor=cursor)
-        found += page.executions
+    while len(executions) < calls:
+        page = await list_executions(db, Filter(), limit=calls - len(executions), cursor=cursor)
+        executions += page.executions
         if (cursor := page.next) is None:
             break
-    return found
+    return executions
 
 
 def rehearse(snapshot: Snapshot, executions: Sequence[Execution]) -> list[dict[str, str]]:
     """The calls that would be refused or asked about in this snapshot. Pure."""
-    found = []
-    for each in executions:
-        if verdict := _judge(snapshot, each):
-            call = {name: getattr(each, name) for name in ("tool", "principal", "status")}
-            found.append(call | verdict | {"execution": each.id})
-    return found
+    rows = []
+    for execution in executions:
+        if verdict := _judge(snapshot, execution):
+            call = {name: getattr(execution, name) for name in ("tool", "principal", "status")}
+            rows.append(call | verdict | {"execution": execution.id})
+    return rows
 
 
 def _judge(snapshot: Snapshot, execution: Execution) -> dict[str, str] | None:
-    known = Principal(execution.principal, admin=snapshot.settings.auth.mode == "none")
-    principal = principal_now(snapshot.settings, known)
+    caller = Principal(execution.principal, admin=snapshot.settings.auth.mode == "none")
+    principal = principal_now(snapshot.settings, caller)
     if principal is None:
         return {"outcome": "refused", "reason": f"there is no principal {execution.principal}"}
     scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()

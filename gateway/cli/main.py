@@ -1,7 +1,7 @@
 """The command `gateway`: all commands put together, and our errors turned into exit codes.
 
-0 fine, 1 failed, 2 wrong usage or configuration. The commands here need no running gateway; what
-one does is loaded when it runs, since most of it is heavy.
+0 fine, 1 failed, 2 wrong usage or configuration. The commands here need no running gateway; the
+code of a command is imported when it runs, since most of it is heavy.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for first in (serve, init, add):  # they are listed first
-    app.command()(first)
+for command in (serve, init, add):  # they are listed first
+    app.command()(command)
 
 
 def _load(config: Path, level: int = logging.INFO) -> Any:
-    """The settings in a file; what happens is logged from this level on."""
+    """The settings in a file; events are logged from this level on."""
     from gateway.config.reading import read_settings
     from gateway.telemetry import set_up
 
@@ -64,7 +64,7 @@ def check(
 
     Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
     """
-    from gateway.cli.inspect import check_files, count, find_problems, rehearse_recorded
+    from gateway.cli.inspect import check_files, count_all, find_problems, rehearse_recorded
 
     try:
         settings = _load(config, logging.ERROR)
@@ -87,12 +87,12 @@ def check(
     with working("Reading what the configuration names"):
         warnings = asyncio.run(find_problems(settings, config.resolve()))
     if as_json:
-        shown = [{"where": where, "message": message} for where, message in warnings]
-        show_json({"valid": True, **count(settings), "warnings": shown})
+        rows = [{"where": where, "message": message} for where, message in warnings]
+        show_json({"valid": True, **count_all(settings), "warnings": rows})
         return
     for problem in with_lines([f"{config}: {where}: {what}" for where, what in warnings]):
         print(problem.replace(": ", ": warning: ", 1))
-    print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in count(settings).items())})")
+    print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in count_all(settings).items())})")
 
 
 def with_lines(problems: Iterable[str]) -> Iterator[str]:
@@ -105,13 +105,13 @@ def with_lines(problems: Iterable[str]) -> Iterator[str]:
 
 
 HEADER = re.compile(r"\s*(\[\[?)([^\[\]=]+)\]")
-BARE = re.compile(r"[\"'\s]")  # what problems spell a path without
+BARE = re.compile(r"[\"'\s]")  # the characters that problems leave out of a path
 KEY = re.compile(r"""\s*([\w."' -]+?)\s*=""")
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line of a TOML file that says the most of a key's path; None: none says any of it."""
-    table, found, known, tables = "", None, 0, Counter[str]()
+    """The line of a TOML file that has the most of a key's path; None: no line has any of it."""
+    table, best, length, tables = "", None, 0, Counter[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if header := HEADER.match(line):
             path = table = BARE.sub("", header[2])
@@ -122,9 +122,9 @@ def line_of(text: str, key: str) -> int | None:
             path = f"{table}.{BARE.sub('', assigned[1])}".lstrip(".")
         else:
             continue
-        if f"{key}.".startswith(f"{path}.") and len(path) > known:
-            found, known = number, len(path)
-    return found
+        if f"{key}.".startswith(f"{path}.") and len(path) > length:
+            best, length = number, len(path)
+    return best
 
 
 @app.command()
@@ -154,16 +154,16 @@ def inspect(
     settings = _load(config, logging.WARNING) if config.exists() else Settings()
     try:
         with working(f"Reading {what}"):
-            found = asyncio.run(preview(what, kind, settings, config.resolve().parent))
+            report = asyncio.run(preview(what, kind, settings, config.resolve().parent))
     except GatewayError as error:
         if as_json:
             show_json({"error": error.as_dict()})
             raise typer.Exit(1) from error
         raise
     if access == "read-only":
-        found["tools"] = [tool for tool in found["tools"] if tool["access"] == "read"]
-        found["tokens"] = sum(tool["tokens"] for tool in found["tools"])
-    show_json(found) if as_json else print_preview(found)
+        report["tools"] = [tool for tool in report["tools"] if tool["access"] == "read"]
+        report["tokens"] = sum(tool["tokens"] for tool in report["tools"])
+    show_json(report) if as_json else print_preview(report)
 
 
 @app.command()
@@ -206,14 +206,14 @@ def doctor(config: ConfigFile = CONFIG, as_json: JsonOption = False) -> None:
 
     Example: `gateway doctor --config config.toml`
     """
-    from gateway.cli.doctor import as_json as shown
+    from gateway.cli.doctor import as_json as report
     from gateway.cli.doctor import examine
     from gateway.telemetry import set_up
 
     set_up(logging.CRITICAL)
     with working("Looking at what the gateway stands on"):
         findings, code = examine(config)
-    show_json(shown(findings)) if as_json else print(*(each.line for each in findings), sep="\n")
+    show_json(report(findings)) if as_json else print(*(each.line for each in findings), sep="\n")
     raise typer.Exit(code)
 
 
@@ -248,8 +248,8 @@ for kind, commands in rights.groups.items():
     app.add_typer(commands, name=kind)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         print(__version__)
         raise typer.Exit
 
@@ -264,7 +264,7 @@ def _options(
 
 
 def run() -> None:
-    """Runs the command that was typed; our errors are words and an exit code."""
+    """Runs the command that was typed; our errors become words and an exit code."""
     try:
         app(prog_name="gateway")
     except ConfigInvalid as error:

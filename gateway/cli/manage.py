@@ -25,8 +25,8 @@ executions = typer.Typer(help="Past and running calls.", no_args_is_help=True)
 connection_names = completes("/connections", "name")
 
 
-def _an_id(path: str, by: str = "id", **query: str) -> Any:
-    """An argument that may be the start of an id which no other has."""
+def _id_argument(path: str, by: str = "id", **query: str) -> Any:
+    """An argument for an id, or for a start of it that no other id has."""
     words = "Its id, or a start of it that no other has."
     return typer.Argument(help=words, autocompletion=completes(path, by, **query))
 
@@ -34,12 +34,12 @@ def _an_id(path: str, by: str = "id", **query: str) -> Any:
 Name = Annotated[
     str, typer.Argument(help="The connection's name.", autocompletion=connection_names)
 ]
-Own = Annotated[str, _an_id("/credentials", "connection")]
-Approval = Annotated[str, _an_id("/approvals")]
-Standing = Annotated[str, _an_id("/standing-grants")]
-Grant = Annotated[str, _an_id("/grants")]
-Change = Annotated[str, _an_id("/changes", status="held")]
-Execution = Annotated[str, _an_id("/executions")]
+Credential = Annotated[str, _id_argument("/credentials", "connection")]
+Approval = Annotated[str, _id_argument("/approvals")]
+StandingGrant = Annotated[str, _id_argument("/standing-grants")]
+Grant = Annotated[str, _id_argument("/grants")]
+Change = Annotated[str, _id_argument("/changes", status="held")]
+Execution = Annotated[str, _id_argument("/executions")]
 Status = Literal[
     "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
 ]
@@ -159,7 +159,7 @@ def approve(
     """
     decision = "always_allow" if always else "approve"
     decided = gateway.rest("POST", gateway.find("/approvals", id), {"decision": decision})
-    gateway.show(decided, lambda: print(f"Approved: {_become_of(gateway, decided)}"))
+    gateway.show(decided, lambda: print(f"Approved: {_follow_call(gateway, decided)}"))
     if always and not gateway.as_json:
         print("Later calls are not asked about: `gateway approvals grants` lists what is allowed.")
 
@@ -174,8 +174,8 @@ def deny(gateway: Remote, id: Approval) -> None:
     gateway.show(decided, lambda: print(f"Denied: {decided['tool']} was not called."))
 
 
-def _become_of(gateway: Remote, decided: dict[str, Any]) -> str:
-    """What an approved call has come to, once it had a moment."""
+def _follow_call(gateway: Remote, decided: dict[str, Any]) -> str:
+    """Words for the state of an approved call, a moment after its approval."""
     tool, ends = decided["tool"], time.monotonic() + MOMENT_SECONDS
     while True:
         found = gateway.rest("GET", f"/executions/{segment(decided['execution_id'])}")
@@ -189,8 +189,8 @@ def _become_of(gateway: Remote, decided: dict[str, Any]) -> str:
         left = span(decided["expires_at"] - time.time())
         return f"nobody waits for {tool} now; the same call goes through within {left}."
     error = (found["result"] or {}).get("error") or {}
-    said = f": {error['message']}" if error.get("message") else ""
-    return f"{tool} is {found['status']}{said}. `gateway executions show {found['id']}` has more."
+    reason = f": {error['message']}" if error.get("message") else ""
+    return f"{tool} is {found['status']}{reason}. `gateway executions show {found['id']}` has more."
 
 
 @remote_command(approvals, "grants")
@@ -205,7 +205,7 @@ def list_grants(gateway: Remote) -> None:
 
 
 @remote_command(approvals, "revoke")
-def revoke_grant(gateway: Remote, id: Standing) -> None:
+def revoke_grant(gateway: Remote, id: StandingGrant) -> None:
     """End what is always allowed: the next call is asked about again.
 
     Example: `gateway approvals revoke 01a1…`
@@ -253,7 +253,7 @@ def list_credentials(gateway: Remote) -> None:
 @remote_command(credentials, "put")
 def put_credential(
     gateway: Remote,
-    name: Own,
+    name: Credential,
     username: Annotated[str, typer.Option(help="For a connection that takes a password.")] = "",
 ) -> None:
     """Give a key, token or password of your own, for your calls alone; it is read from stdin.
@@ -268,7 +268,7 @@ def put_credential(
 
 
 @remote_command(credentials, "sign-in")
-def sign_in(gateway: Remote, name: Own) -> None:
+def sign_in(gateway: Remote, name: Credential) -> None:
     """Sign in to a connection as yourself: a terminal opens the browser; waits until you are back.
 
     Example: `gateway credentials sign-in github`
@@ -293,7 +293,7 @@ def _signed_in_at(gateway: Remote, name: str) -> float | None:
 
 
 @remote_command(credentials, "delete")
-def delete_credential(gateway: Remote, name: Own) -> None:
+def delete_credential(gateway: Remote, name: Credential) -> None:
     """Sign out of a connection: what you gave is forgotten, and its provider told.
 
     Example: `gateway credentials delete github`
@@ -322,8 +322,8 @@ def accept_change(gateway: Remote, id: Change) -> None:
 
     Example: `gateway changes accept 01a1…`
     """
-    held = gateway.find("/changes", id, status="held")
-    gateway.act("POST", f"{held}/accept", "{tool} is {status}")
+    path = gateway.find("/changes", id, status="held")
+    gateway.act("POST", f"{path}/accept", "{tool} is {status}")
 
 
 @remote_command(changes, "reject")
@@ -332,8 +332,8 @@ def reject_change(gateway: Remote, id: Change) -> None:
 
     Example: `gateway changes reject 01a1…`
     """
-    held = gateway.find("/changes", id, status="held")
-    gateway.act("POST", f"{held}/reject", "{tool} is {status}")
+    path = gateway.find("/changes", id, status="held")
+    gateway.act("POST", f"{path}/reject", "{tool} is {status}")
 
 
 # --- executions -----------------------------------------------------------------------------------
@@ -357,15 +357,15 @@ def list_executions(
     Example: `gateway executions list --status failed`
     """
     query = {"status": status, "tool": tool, "connection": connection, "limit": str(limit)}
-    given = {key: value for key, value in query.items() if value is not None}
-    found = gateway.rest("GET", "/executions", query=given)
-    rows = [row | {"took": _took(row)} for row in found["executions"]]
+    params = {key: value for key, value in query.items() if value is not None}
+    found = gateway.rest("GET", "/executions", query=params)
+    rows = [row | {"took": _duration(row)} for row in found["executions"]]
     columns = "id tool status created_at took error_code principal"
     empty = "No such call was made.\n`gateway tools` lists what can be called."
     gateway.show(found, lambda: show_table(rows, columns, empty))
 
 
-def _took(execution: dict[str, Any]) -> str:
+def _duration(execution: dict[str, Any]) -> str:
     milliseconds = (execution["result"] or {}).get("duration_ms")
     return "" if milliseconds is None else span(milliseconds / 1000)
 

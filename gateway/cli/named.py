@@ -2,8 +2,8 @@
 
 A definition's path, its URL, an MCP server's URL or a shipped manifest's name becomes a table as
 config.toml has it, with credentials as `${VARIABLES}`: served at once, or written down. Its name
-comes from the file or the host. What a person names at a terminal is theirs to reach: addresses of
-this machine, which are refused otherwise, are allowed where they are named.
+comes from the file or the host. A person may reach what they name at a terminal: addresses of this
+machine, which are refused otherwise, are allowed where they are named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.catalog.discover import is_url
-from gateway.cli.inspect import ANYWHERE, reading
+from gateway.cli.inspect import ANYWHERE, open_discoverer
 from gateway.config.connection import HEADER_NAME, NAME_PATTERN, McpConnection
 from gateway.config.reading import VARIABLE, settings_of
 from gateway.config.settings import Settings
@@ -45,9 +45,9 @@ _DEFINITION = re.compile(rb"""\b(?:openapi|swagger)["']?\s*:""")
 
 @dataclass(frozen=True, slots=True)
 class NamedApi:
-    """One API as it was named, and the table that config.toml has for it."""
+    """An API as the command line names it, and its table in config.toml."""
 
-    what: str
+    spec: str
     name: str
     table: dict[str, Any]
     allow: tuple[str, ...]  # addresses that must be allowed for it
@@ -55,20 +55,20 @@ class NamedApi:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is said of all APIs that are named together."""
+    """The options for all APIs that one command line names."""
 
     bearer_env: str | None = None
     headers: Sequence[str] = ()
     base_url: str | None = None
 
-    def table(self, what: str, kind: str, folder: Path) -> dict[str, Any]:
+    def table(self, spec: str, kind: str, folder: Path) -> dict[str, Any]:
         """The table of one API; its paths count from `folder`."""
         keys = {"openapi": "spec", "manifest": "manifest", "mcp": "url"}
-        is_file = not is_url(what) and what not in BUILTIN
-        place = _seen_from(folder, Path(what).resolve()) if is_file else what
+        is_file = not is_url(spec) and spec not in BUILTIN
+        place = _path_from(folder, Path(spec).resolve()) if is_file else spec
         table: dict[str, Any] = {"kind": kind, keys[kind]: place}
         if self.base_url and kind != "openapi":
-            raise ConfigInvalid([f"--base-url: {what} says itself where it is"])
+            raise ConfigInvalid([f"--base-url: {spec} says itself where it is"])
         table |= {"base_url": self.base_url} if self.base_url else {}
         table |= {"headers": dict(map(header_of, self.headers))} if self.headers else {}
         if self.bearer_env:
@@ -77,26 +77,26 @@ class Options:
             table["auth"] = {"type": "bearer", "token": f"${{{self.bearer_env}}}"}
         return table
 
-    async def read(self, what: str, settings: Settings, folder: Path, name: str) -> NamedApi:
-        """One API by the name it is given; an address is asked where it alone tells no kind."""
-        refuse_missing(what)
-        allow = tuple(dict.fromkeys(_local_addresses(what, self.base_url)))
-        kind = kind_by_name(what)
+    async def read(self, spec: str, settings: Settings, folder: Path, name: str) -> NamedApi:
+        """The API of a spec; its address is asked where the text tells no kind."""
+        refuse_missing(spec)
+        allow = tuple(dict.fromkeys(_local_addresses(spec, self.base_url)))
+        kind = kind_by_name(spec)
         if kind is None:
-            server = self.table(what, "mcp", folder)
-            kind = await _ask_kind(what, connection_of(server), settings)
-        return NamedApi(what, name, self.table(what, kind, folder), allow)
+            server = self.table(spec, "mcp", folder)
+            kind = await _ask_kind(spec, connection_of(server), settings)
+        return NamedApi(spec, name, self.table(spec, kind, folder), allow)
 
 
 def connection_of(table: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Any:
-    """The connection of a table, with what variables stand for."""
+    """The connection of a table, with its variables replaced."""
     return settings_of({"connections": {"it": table}}, "--", environment).connections["it"]
 
 
 async def _ask_kind(url: str, server: McpConnection, settings: Settings) -> str:
     """Whether a definition or an MCP server is at an address, by what it answers."""
     rules = {**settings.network.rules, "allow": ANYWHERE}
-    async with reading(settings, rules, Path(), Path()) as (discoverer, _):
+    async with open_discoverer(settings, rules, Path(), Path()) as (discoverer, _):
         with suppress(GatewayError):
             most, seconds = settings.limits.max_spec_bytes, FETCH_SECONDS
             found = await discoverer.fetcher.fetch(url, None, max_bytes=most, seconds=seconds)
@@ -105,13 +105,13 @@ async def _ask_kind(url: str, server: McpConnection, settings: Settings) -> str:
         with suppress(GatewayError):
             await discoverer.read_upstream("server", server)
             return "mcp"
-    return "openapi"  # whose reader says best what is wrong
+    return "openapi"  # the reader of definitions explains problems best
 
 
-def _seen_from(folder: Path, path: Path) -> str:
+def _path_from(folder: Path, path: Path) -> str:
     text = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-    if found := VARIABLE.search(text):
-        why = f"{found[0]} is a variable in config.toml, which could not name this file"
+    if variable := VARIABLE.search(text):
+        why = f"{variable[0]} is a variable in config.toml, which could not name this file"
         raise ConfigInvalid([f"{text}: {why}; give it another name"])
     return text
 
@@ -124,57 +124,57 @@ def header_of(text: str) -> tuple[str, str]:
     return name, value
 
 
-def refuse_missing(what: str) -> None:
-    """Raises ConfigInvalid for a file that is not there, with the one that may be meant."""
-    path = Path(what)
-    if what.encode(errors="ignore").decode() != what:  # config.toml could not name it
-        raise ConfigInvalid([f"{ascii(what)}: the name is not UTF-8; give the file another one"])
-    if is_url(what) or what in BUILTIN or (path.is_file() and os.access(path, os.R_OK)):
+def refuse_missing(spec: str) -> None:
+    """Raises ConfigInvalid for a file that is not there, with a name that may be meant."""
+    path = Path(spec)
+    if spec.encode(errors="ignore").decode() != spec:  # config.toml could not name it
+        raise ConfigInvalid([f"{ascii(spec)}: the name is not UTF-8; give the file another one"])
+    if is_url(spec) or spec in BUILTIN or (path.is_file() and os.access(path, os.R_OK)):
         return
     if path.is_file():
-        raise ConfigInvalid([f"{what}: can't be read: Permission denied"])
+        raise ConfigInvalid([f"{spec}: can't be read: Permission denied"])
     if path.is_dir():
-        raise ConfigInvalid([f"{what}: is a folder; name the definition in it"])
-    others = os.listdir(path.parent) if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, [*others, *BUILTIN], n=1)
-    meant = f"; did you mean {path.with_name(close[0])}?" if close else ""
-    raise ConfigInvalid([f"{what}: there is no such file{meant}"])
+        raise ConfigInvalid([f"{spec}: is a folder; name the definition in it"])
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, [*names, *BUILTIN], n=1)
+    suggestion = f"; did you mean {path.with_name(close[0])}?" if close else ""
+    raise ConfigInvalid([f"{spec}: there is no such file{suggestion}"])
 
 
-def without_secrets(what: str) -> str:
-    """What was named, without what may prove who asks: what is said here ends up in logs."""
-    return re.sub(r"//[^/?#]*@", "//", what.split("?")[0]) if is_url(what) else what
+def without_secrets(spec: str) -> str:
+    """The spec without the credentials in its address, since messages end up in logs."""
+    return re.sub(r"//[^/?#]*@", "//", spec.split("?")[0]) if is_url(spec) else spec
 
 
-def kind_by_name(what: str) -> str | None:
-    """The kind of what is named; None: only asking tells whether it is a definition or a server."""
-    if not is_url(what):
-        return "manifest" if what in BUILTIN or what.endswith(".toml") else "openapi"
-    path = urlsplit(what).path.rstrip("/").lower()
+def kind_by_name(spec: str) -> str | None:
+    """The kind of a spec; None: only asking tells whether it is a definition or a server."""
+    if not is_url(spec):
+        return "manifest" if spec in BUILTIN or spec.endswith(".toml") else "openapi"
+    path = urlsplit(spec).path.rstrip("/").lower()
     if path.endswith((".json", ".yaml", ".yml")):
         return "openapi"
     return "mcp" if path.endswith("/mcp") else None
 
 
-def free_name(what: str, taken: Collection[str]) -> str:
-    """A name for the connection: what the file or the host is called, and no other one has."""
-    words = (_as_name(each) for each in _words_of(what) if not GENERIC.fullmatch(each))
+def free_name(spec: str, used: Collection[str]) -> str:
+    """A name for the connection: after the file or the host, and not in use yet."""
+    words = (_as_name(each) for each in _words_of(spec) if not GENERIC.fullmatch(each))
     name = next((word for word in words if NAME_PATTERN.fullmatch(word)), "api")
-    numbers = (f"{name[:29]}_{number}" for number in range(2, len(taken) + 3))
-    return name if name not in taken else next(each for each in numbers if each not in taken)
+    numbers = (f"{name[:29]}_{number}" for number in range(2, len(used) + 3))
+    return name if name not in used else next(each for each in numbers if each not in used)
 
 
-def _words_of(what: str) -> Iterator[str]:
+def _words_of(spec: str) -> Iterator[str]:
     """The words that may name an API, the best first."""
-    if not is_url(what):
-        path = Path(what).resolve()
+    if not is_url(spec):
+        path = Path(spec).resolve()
         yield re.sub(r"(\.(openapi|swagger))?\.(json|ya?ml|toml)$", "", path.name)
         yield path.parent.name
         return
-    parts = urlsplit(what)
+    parts = urlsplit(spec)
     segments = [each.split(".")[0] for each in parts.path.split("/") if each]
     yield from segments[-1:]
-    if _address_of(what) is None:
+    if _address_of(spec) is None:
         yield from (parts.hostname or "").split(".")
     yield from reversed(segments[:-1])
 
@@ -195,18 +195,18 @@ def is_local(url: str) -> bool:
     return address.is_loopback if address else urlsplit(url).hostname == "localhost"
 
 
-def _local_addresses(what: str, base_url: str | None) -> Iterator[str]:
+def _local_addresses(spec: str, base_url: str | None) -> Iterator[str]:
     """The networks to allow for the addresses that are named, or that a named file calls."""
-    named = [*filter(is_url, (what, base_url or ""))]
-    for url in named:
+    urls = [*filter(is_url, (spec, base_url or ""))]
+    for url in urls:
         if (address := _address_of(url)) and not address.is_global:
             yield f"{address}/{address.max_prefixlen}"
-    if any(map(is_local, named or (() if what in BUILTIN else _servers_of(Path(what))))):
+    if any(map(is_local, urls or (() if spec in BUILTIN else _servers_of(Path(spec))))):
         yield from LOOPBACK
 
 
 def _servers_of(file: Path) -> Iterator[str]:
-    """Where calls go by what a definition or a manifest says; none where it names no local one."""
+    """The addresses that a definition or a manifest calls; none, if the file names no local one."""
     raw, source = file.read_bytes(), Source("named", "openapi", "", "")
     if not _LOCAL.search(raw):  # most don't, and large ones take long to read
         return

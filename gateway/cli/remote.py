@@ -1,8 +1,8 @@
-"""A running gateway as seen from a terminal: where it is, who asks, and how answers are printed.
+"""A running gateway as seen from a terminal: its address, the token, and how answers are printed.
 
 `--url` and `--token`, else GATEWAY_URL and GATEWAY_TOKEN, else the address in config.toml of the
-working directory, of which nothing else need be valid. `remote_command` gives these options, and
-`--json`, to a function of a `Remote`; `completes` has a shell complete what such a command takes.
+working directory; nothing else in that file need be valid. `remote_command` gives these options,
+and `--json`, to a function of a `Remote`; `completes` has a shell complete its arguments.
 
 `gateway stdio` is the gateway for clients that only speak to a process over standard input. A line
 in is one JSON-RPC message, or a batch of them, and one POST; what comes back, as JSON or as events,
@@ -54,7 +54,7 @@ META = {
     CLIENT_KEY: {"name": CLIENT, "version": __version__},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-# What the gateway's hints name for models and for REST, as somebody at a terminal has it.
+# What the gateway's hints name for models and for REST, and the same for a terminal.
 COMMANDS = {
     "list_dynamic_tools, or GET /api/v1/tools,": "gateway tools",
     "list_connections": "gateway connections list",
@@ -94,7 +94,7 @@ TokenOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of words.")]
 Command = TypeVar("Command", bound=Callable[..., None])
-Hear = Callable[[dict[str, Any]], None]  # takes the progress of a call
+OnProgress = Callable[[dict[str, Any]], None]  # is given each progress message of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Remote:
     def rest(
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None
     ) -> Any:
-        """What the REST API answers; a refusal ends the command with its words."""
+        """The answer of the REST API; a refusal ends the command with its message."""
         status, raw = self._exchange(method, f"/api/v1{path}", {}, body, query)
         value = self._read(status, raw or b"null")
         if status >= 400:
@@ -127,15 +127,15 @@ class Remote:
         method: str,
         params: dict[str, Any],
         name: str | None = None,
-        hear: Hear | None = None,
+        on_progress: OnProgress | None = None,
         client: str = CLIENT,
     ) -> Any:
         """The answer to one MCP request: its result, or the error object where it is refused.
 
-        `hear` is given the progress that is told before it.
+        `on_progress` is given the progress messages that come before it.
         """
         meta: dict[str, Any] = META | {CLIENT_KEY: {"name": client, "version": __version__}}
-        meta |= {"progressToken": 1} if hear else {}
+        meta |= {"progressToken": 1} if on_progress else {}
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
         headers = {
             "Accept": "application/json, text/event-stream",
@@ -143,7 +143,7 @@ class Remote:
             "Mcp-Method": method,
             **({"Mcp-Name": name} if name else {}),
         }
-        status, raw = self._exchange("POST", "/mcp", headers, message, hear=hear)
+        status, raw = self._exchange("POST", "/mcp", headers, message, on_progress=on_progress)
         answer = self._read(status, raw)
         return answer if "result" in answer else {"error": answer["error"]}
 
@@ -156,30 +156,30 @@ class Remote:
     def list_rows(
         self, path: str, columns: str, empty: str, query: Mapping[str, str] | None = None
     ) -> Any:
-        """Prints the rows that the REST API lists at a path; gives the whole answer."""
+        """Prints the rows that the REST API lists at a path; returns the whole answer."""
         found = self.rest("GET", path, query=query)
-        rows = found[_key(path)]
+        rows = found[_list_key(path)]
         self.show(found, lambda: show_table(rows, columns, empty))
         return found
 
     def find_id(self, path: str, start: str, by: str = "id", **query: str) -> str:
-        """The one id at a path that starts so; where it is there whole, itself."""
-        listed = self.rest("GET", path, query={"limit": "500", by: start, **query})[_key(path)]
-        rows = {row[by]: row for row in listed if row[by].startswith(start)}
+        """The one id at a path that begins with `start`, or is `start` itself."""
+        found = self.rest("GET", path, query={"limit": "500", by: start, **query})[_list_key(path)]
+        rows = {row[by]: row for row in found if row[by].startswith(start)}
         if start in rows or not rows:
-            return start  # where it is not there, the gateway says so
+            return start  # for an unknown id the gateway answers with an error
         if len(rows) == 1:
             return str(*rows)
-        shown = list(rows)[:MAX_TOLD_ITEMS]
-        told = map(_candidate, shorten(shown), (rows[id] for id in shown))
-        fail(f"{start!r} is the start of {len(rows)}; give more of it:\n" + "\n".join(told), 2)
+        first_ids = list(rows)[:MAX_TOLD_ITEMS]
+        lines = map(_candidate_line, shorten(first_ids), (rows[id] for id in first_ids))
+        fail(f"{start!r} is the start of {len(rows)}; give more of it:\n" + "\n".join(lines), 2)
 
     def find(self, path: str, start: str, by: str = "id", **query: str) -> str:
-        """The path of the one thing whose id starts so."""
+        """The path of the one row whose id begins with `start`."""
         return f"{path}/{segment(self.find_id(path, start, by, **query))}"
 
     def act(self, method: str, path: str, words: str, body: Any = None) -> None:
-        """Does one thing over the REST API and says so, in words that may name what it answered."""
+        """Sends one request to the REST API and says so, in words with keys of the answer."""
         answer = self.rest(method, path, body)
         self.show(answer, lambda: print(words.format_map(answer)))
 
@@ -194,17 +194,17 @@ class Remote:
         headers: Mapping[str, str],
         body: Any,
         query: Mapping[str, str] | None = None,
-        hear: Hear | None = None,
+        on_progress: OnProgress | None = None,
     ) -> tuple[int, bytes]:
-        """Status and body of an answer; of a stream the last message, the others are heard."""
+        """Status and body of an answer; of a stream, the last message."""
 
         async def exchange() -> tuple[int, bytes]:
-            sent, url = {**self.headers, **headers}, self.base + path
-            total = None if hear else self.seconds  # who waits for a person hears so all the time
+            all_headers, url = {**self.headers, **headers}, self.base + path
+            total = None if on_progress else self.seconds  # a person may take long
             wait = aiohttp.ClientTimeout(total, sock_connect=FETCH_SECONDS, sock_read=self.seconds)
             async with (
                 aiohttp.ClientSession(
-                    headers=sent, timeout=wait, read_bufsize=MAX_MESSAGE_BYTES
+                    headers=all_headers, timeout=wait, read_bufsize=MAX_MESSAGE_BYTES
                 ) as http,
                 http.request(method, url, json=body, params=query) as answer,
             ):
@@ -214,55 +214,55 @@ class Remote:
                 async for line in answer.content:
                     if line.startswith(b"data:"):
                         last = line.removeprefix(b"data:")
-                        _listen(last, hear)
+                        _report_progress(last, on_progress)
                 return answer.status, last
 
         try:
-            with working(f"Waiting for {self.base}") if hear is None else nullcontext():
+            with working(f"Waiting for {self.base}") if on_progress is None else nullcontext():
                 status, raw = asyncio.run(exchange())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = next(words for kind, words in REASONS if isinstance(error, kind))
             fail(f"The gateway can't be reached at {self.base}: {why.format(error)}.")
         if status == 401:
-            wanted = "another token than this" if self.token else "a token"
-            fail(f"The gateway at {self.base} wants {wanted}: give --token or GATEWAY_TOKEN.")
+            token_words = "another token than this" if self.token else "a token"
+            fail(f"The gateway at {self.base} wants {token_words}: give --token or GATEWAY_TOKEN.")
         return status, raw
 
 
-def _listen(data: bytes, hear: Hear | None) -> None:
+def _report_progress(data: bytes, on_progress: OnProgress | None) -> None:
     message = orjson.loads(data)
-    if hear is not None and message.get("method") == "notifications/progress":
-        hear(message["params"])
+    if on_progress is not None and message.get("method") == "notifications/progress":
+        on_progress(message["params"])
 
 
-def _key(path: str) -> str:
-    """Where a list at this path is in its answer."""
+def _list_key(path: str) -> str:
+    """The key of the answer that has the list at this path."""
     return path.strip("/").replace("-", "_")
 
 
-def _candidate(short: str, row: Mapping[str, Any]) -> str:
-    """One of several things that were meant, on a line."""
-    named = row.get("tool") or row.get("client_name") or row.get("type") or ""
+def _candidate_line(short: str, row: Mapping[str, Any]) -> str:
+    """One of several rows that a start of an id may mean, on a line."""
+    title = row.get("tool") or row.get("client_name") or row.get("type") or ""
     at = row.get("created_at") or row.get("at")
-    return f"  {short}  {named}  {age(at) if at else ''}".rstrip()
+    return f"  {short}  {title}  {age(at) if at else ''}".rstrip()
 
 
 def in_commands(text: str) -> str:
     """The gateway's words with commands in place of the tools and addresses that they name."""
-    known = "|".join(map(re.escape, COMMANDS))
-    return re.sub(known, lambda match: COMMANDS[match[0]], text)
+    names = "|".join(map(re.escape, COMMANDS))
+    return re.sub(names, lambda match: COMMANDS[match[0]], text)
 
 
 def remote(
     url: str | None, token: str | None, as_json: bool = False, seconds: float = COMMAND_SECONDS
 ) -> Remote:
     """The gateway that the options, the environment or config.toml name."""
-    base = (url or _configured()).strip().rstrip("/").removesuffix("/mcp")
+    base = (url or _configured_address()).strip().rstrip("/").removesuffix("/mcp")
     return Remote(base if "://" in base else f"http://{base}", token, as_json, seconds)
 
 
-def _configured() -> str:
-    """The address in config.toml; nothing else in it is looked at."""
+def _configured_address() -> str:
+    """The address in config.toml, of which nothing else is read."""
     try:
         text = Path("config.toml").read_text(encoding="utf-8-sig")
         server = tomllib.loads(text).get("server", {})
@@ -283,16 +283,16 @@ def remote_command(group: typer.Typer, name: str) -> Callable[[Command], Command
     """Makes a function of a `Remote` a command that also takes the options of all such commands."""
 
     def register(function: Command) -> Command:
-        def command(url: Any, token: Any, as_json: Any, **more: Any) -> None:
+        def command(url: Any, token: Any, as_json: Any, **arguments: Any) -> None:
             gateway = remote(url, token, as_json)
             try:
-                function(gateway, **more)
+                function(gateway, **arguments)
             except (AttributeError, IndexError, KeyError, TypeError) as error:
-                # The boundary to another version, or to something that is no gateway.
+                # The boundary to a gateway of another version, or to a server that is no gateway.
                 fail(f"{gateway.base} answered what was not expected ({error!r}).\n{ADVICE}")
 
-        own, ours = (inspect.signature(f, eval_str=True).parameters for f in (function, _options))
-        signature = inspect.Signature([*list(own.values())[1:], *ours.values()])
+        own, common = (inspect.signature(f, eval_str=True).parameters for f in (function, _options))
+        signature = inspect.Signature([*list(own.values())[1:], *common.values()])
         command.__signature__ = signature  # type: ignore[attr-defined]  # what Typer reads
         command.__doc__ = function.__doc__
         group.command(name)(command)
@@ -302,7 +302,7 @@ def remote_command(group: typer.Typer, name: str) -> Callable[[Command], Command
 
 
 def completes(path: str, by: str = "id", **query: str) -> Callable[..., list[str]]:
-    """Has a shell complete what is listed at a path; silent where the gateway is away."""
+    """Has a shell complete the ids listed at a path; silent where the gateway is away."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         with suppress(Exception), redirect_stderr(io.StringIO()):
@@ -311,7 +311,7 @@ def completes(path: str, by: str = "id", **query: str) -> Callable[..., list[str
                 for name in ("url", "token")
             )
             gateway = remote(url, token, seconds=MOMENT_SECONDS)
-            rows = gateway.rest("GET", path, query={"limit": "500", **query})[_key(path)]
+            rows = gateway.rest("GET", path, query={"limit": "500", **query})[_list_key(path)]
             return [row[by] for row in rows if row[by].startswith(incomplete)]
         return []
 
@@ -325,7 +325,7 @@ def segment(name: str) -> str:
 
 # --- standard input and output ------------------------------------------------------------------
 
-Message = dict[str, Any] | list[Any]  # a list is a batch, which one version has
+Message = dict[str, Any] | list[Any]  # a list is a batch, which one version of MCP has
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
@@ -334,10 +334,10 @@ def stdio(url: UrlOption = None, token: TokenOption = None) -> None:
 
     Example, in a client's configuration: `gateway stdio --url http://127.0.0.1:8080/mcp`
     """
-    asyncio.run(carry(remote(url, token), sys.stdout.buffer))
+    asyncio.run(carry_messages(remote(url, token), sys.stdout.buffer))
 
 
-async def carry(gateway: Remote, out: BinaryIO) -> None:
+async def carry_messages(gateway: Remote, out: BinaryIO) -> None:
     """Carries messages between standard streams and the gateway until standard input ends."""
     headers = {**gateway.headers, "Accept": "application/json, text/event-stream"}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
@@ -352,7 +352,7 @@ class Bridge:
 
     def __init__(self, http: aiohttp.ClientSession, url: str, out: BinaryIO) -> None:
         self._http, self._url, self._out = http, url, out
-        self._session: dict[str, str] = {}  # the headers that every request of it has
+        self._session: dict[str, str] = {}  # the headers of each of its requests
 
     async def run(self) -> None:
         """Carries messages until standard input ends, then lets answers arrive."""
@@ -363,25 +363,25 @@ class Bridge:
                     continue
                 task = carrying.create_task(self._carry(message))
                 if isinstance(message, dict) and message.get("method") == "initialize":
-                    await asyncio.wait([task])  # what follows needs the session
-                    stream = asyncio.create_task(self._stream())
+                    await asyncio.wait([task])  # the messages after it need the session
+                    stream = asyncio.create_task(self._hold_stream())
         if stream is not None:
             stream.cancel()
             await asyncio.wait([stream])
-        await self._leave()
+        await self._end_session()
 
     async def _carry(self, message: Message) -> None:
         try:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._excuse(message, f"the gateway can't be reached: {type(error).__name__}")
+            self._answer_failure(message, f"the gateway can't be reached: {type(error).__name__}")
 
     async def _post(self, message: Message) -> None:
-        alone = message if isinstance(message, dict) else {}
-        headers = {**self._session, **_routing(alone)}
+        single = message if isinstance(message, dict) else {}
+        headers = {**self._session, **_routing_headers(single)}
         async with self._http.post(self._url, json=message, headers=headers) as answer:
-            if alone.get("method") == "initialize" and "Mcp-Session-Id" in answer.headers:
+            if single.get("method") == "initialize" and "Mcp-Session-Id" in answer.headers:
                 self._session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
             if answer.content_type == "text/event-stream":
                 await self._relay(answer)
@@ -395,9 +395,9 @@ class Bridge:
         if isinstance(value, list):
             self._write(value)
         elif isinstance(value, dict) and "jsonrpc" in value:
-            self._pass_on(value | ({"id": alone.get("id")} if value.get("id") is None else {}))
+            self._pass_on(value | ({"id": single.get("id")} if value.get("id") is None else {}))
         else:
-            self._excuse(message, f"the gateway answered {answer.status}")
+            self._answer_failure(message, f"the gateway answered {answer.status}")
 
     async def _relay(self, answer: aiohttp.ClientResponse) -> None:
         async for line in answer.content:
@@ -410,7 +410,7 @@ class Bridge:
             self._session["MCP-Protocol-Version"] = version
         self._write(value)
 
-    async def _stream(self) -> None:
+    async def _hold_stream(self) -> None:
         """Holds the stream of the session, and takes it up again when it breaks."""
         while self._session:
             with suppress(aiohttp.ClientError, OSError):
@@ -421,31 +421,31 @@ class Bridge:
                         await self._relay(answer)
             await asyncio.sleep(2)
 
-    async def _leave(self) -> None:
+    async def _end_session(self) -> None:
         if self._session:
-            # Where it can't be told, the session ends by itself in time.
+            # If the gateway can't be reached, it ends the session by itself later.
             with suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with asyncio.timeout(2):
                     await self._http.delete(self._url, headers=self._session)
 
     def _read_line(self, line: bytes) -> Message | None:
-        """The message in a line, or the batch; None: there is none, and its sender was told so."""
-        code, why = -32700, "Parse error"
+        """The message or batch in a line; None: there is none, and the client got an error."""
+        code, reason = -32700, "Parse error"
         with suppress(orjson.JSONDecodeError):
             message = orjson.loads(line)
             if isinstance(message, dict | list):
                 return message
-            code, why = -32600, "Invalid Request: a line must be a JSON-RPC object"
+            code, reason = -32600, "Invalid Request: a line must be a JSON-RPC object"
         if line.strip():
-            self._write_error(None, code, why)
+            self._write_error(None, code, reason)
         return None
 
-    def _excuse(self, message: Message, why: str) -> None:
-        for each in message if isinstance(message, list) else [message]:
-            if isinstance(each, dict) and "id" in each and "method" in each:
-                self._write_error(each["id"], -32603, why)
+    def _answer_failure(self, message: Message, reason: str) -> None:
+        for request in message if isinstance(message, list) else [message]:
+            if isinstance(request, dict) and "id" in request and "method" in request:
+                self._write_error(request["id"], -32603, reason)
             else:
-                note(why)
+                note(reason)
 
     def _write_error(self, id: Any, code: int, message: str) -> None:
         self._write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
@@ -456,8 +456,8 @@ class Bridge:
             self._out.flush()
 
 
-def _routing(message: dict[str, Any]) -> dict[str, str]:
-    """The headers that say again what a message of the 2026 era says."""
+def _routing_headers(message: dict[str, Any]) -> dict[str, str]:
+    """The headers that repeat the version, method and name of a message of the 2026 era."""
     params = message.get("params")
     meta = params.get("_meta") if isinstance(params, dict) else None
     version = meta.get(VERSION_KEY) if isinstance(meta, dict) else None
@@ -481,7 +481,7 @@ async def _read_lines() -> AsyncIterator[bytes]:
         with suppress(RuntimeError, CancelledError):  # the loop has ended
             while chunk:
                 chunk = b""
-                with suppress(OSError, AttributeError, ValueError):  # it is closed, or none at all
+                with suppress(OSError, AttributeError, ValueError):  # stdin is closed or absent
                     chunk = os.read(sys.stdin.fileno(), STEP_BYTES)
                 asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
 

@@ -11,7 +11,7 @@ from gateway.cli.remote import Remote, completes, remote_command, segment
 from gateway.cli.terminal import show_details, show_table
 from gateway.cli.tools import parse_arguments
 
-KINDS = {  # what each is for, columns beside its name, what is put for example
+KINDS = {  # by kind: its purpose, its columns beside the name, an example of a put
     "principals": ("Who may call, and as what.", "role organization admin", "agent new_token=true"),
     "roles": ("Which bundles a role has.", "bundles", "reader bundles='[\"reading\"]'"),
     "bundles": (
@@ -39,15 +39,15 @@ Values = Annotated[list[str] | None, typer.Argument(help="key=value …, or one 
 
 
 def _commands(kind: str, purpose: str, columns: str, example: str) -> typer.Typer:
-    """The commands for one kind; each says what it does in that kind's words."""
-    group, one = typer.Typer(help=purpose, no_args_is_help=True), kind.removesuffix("s")
+    """The commands for one kind, with help texts that name the kind."""
+    group, noun = typer.Typer(help=purpose, no_args_is_help=True), kind.removesuffix("s")
 
     def list_all(gateway: Remote) -> None:
         found = gateway.rest("GET", f"/{kind}")
         rows = [{**row["settings"], **row} for row in found[kind]]
-        shown = f"name origin {columns} updated_by updated_at"
+        all_columns = f"name origin {columns} updated_by updated_at"
         empty = f"There is none.\n`gateway {kind} put {example}` makes one."
-        gateway.show(found, lambda: show_table(rows, shown, empty))
+        gateway.show(found, lambda: show_table(rows, all_columns, empty))
 
     def show(gateway: Remote, name: Name) -> None:
         found = gateway.rest("GET", _path(kind, name))
@@ -69,8 +69,8 @@ def _commands(kind: str, purpose: str, columns: str, example: str) -> typer.Type
     words: dict[str, tuple[Callable[..., None], str, str]] = {
         "list": (list_all, f"List the {kind} of config.toml, and those that were put.", ""),
         "show": (show, f"Show one of the {kind}.", f" {example.split()[0]}"),
-        "put": (put, f"Add or replace a {one} beside those of config.toml.", f" {example}"),
-        "delete": (delete, f"Delete a {one} that was put.", f" {example.split()[0]}"),
+        "put": (put, f"Add or replace a {noun} beside those of config.toml.", f" {example}"),
+        "delete": (delete, f"Delete a {noun} that was put.", f" {example.split()[0]}"),
     }
     for name, (function, does, arguments) in words.items():
         function.__doc__ = f"{does}\n\nExample: `gateway {kind} {name}{arguments}`"

@@ -59,13 +59,13 @@ def serve(
     from gateway.cli.named import Options
     from gateway.cli.serving import serve_on
 
-    over = {"host": host, "port": 0 if stdio and port is None else port}
-    over |= {"workers": 1} if stdio or specs else {}  # the parent of workers knows a file alone
+    server_options = {"host": host, "port": 0 if stdio and port is None else port}
+    server_options |= {"workers": 1} if stdio or specs else {}  # workers only read config.toml
     serve_on(
         specs or (),
         config,
         Options(bearer_env, tuple(header or ()), base_url),
-        {key: value for key, value in over.items() if value is not None},
+        {key: value for key, value in server_options.items() if value is not None},
         stdio=stdio,
         worker=worker,
     )
@@ -91,12 +91,12 @@ def init(
 
     if config.exists():
         raise ConfigInvalid([f"{config}: is there already; `gateway add` puts an API into it"])
-    asks, choices = sys.stdin.isatty(), ["none", "token", "oidc"]
+    is_terminal, choices = sys.stdin.isatty(), ["none", "token", "oidc"]
     chosen: str = sign_in or "none"
-    if sign_in is None and asks:
+    if sign_in is None and is_terminal:
         words = "How do people sign in? (none: this machine only)"
         chosen = Prompt.ask(words, choices=choices, default="none")
-    if api is None and asks:
+    if api is None and is_terminal:
         words = "A first API (path or URL of its OpenAPI definition; nothing: the demo)"
         api = Prompt.ask(words, default="", show_default=False).strip() or None
     write_first(config, chosen, api)

@@ -1,9 +1,8 @@
 """How commands speak to a person: tables that fit the terminal, times as ages, spinners and bars.
 
-On a terminal a table is as wide as that: ids are cut to a start that is theirs alone, texts end in
-an ellipsis, and the last columns are left out where there is no room. Elsewhere everything is
-printed whole. Colours are for terminals, and not for those who set NO_COLOR. What spins or says
-that there is nothing goes to standard error.
+A table is as wide as the terminal: ids are cut to a start that no other id has, texts end in an
+ellipsis, and the last columns are left out where there is no room. Elsewhere everything is printed
+whole. Colours are for terminals without NO_COLOR. Spinners and notes go to standard error.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ TITLES = {
     "tokens": "≈ Tokens",
     "url": "URL",
 }
-# Columns that may be cut short; what other commands are given, and what is short, is not.
+# Columns that may be cut short; ids that other commands take, and short values, are not.
 TEXTS = "arguments client client_name description path reason resource scope title tool url".split()
 COLOURS = {
     "green": "accepted applied approved completed connected",
@@ -57,18 +56,18 @@ Row = Mapping[str, Any]
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Ends the command."""
+    """Prints a message and ends the command."""
     note(message)
     raise typer.Exit(code)
 
 
 def note(message: str) -> None:
-    """Says something beside what was asked for."""
+    """Prints a message to standard error, beside the output."""
     print(plain(message), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
-    """Prints a text of somebody else, which a terminal must not take for commands."""
+    """Prints an upstream's text, which a terminal must not take for control codes."""
     print(plain(text) if sys.stdout.isatty() else text)
 
 
@@ -78,46 +77,46 @@ def plain(text: str) -> str:
 
 
 def show_json(value: Any) -> None:
-    """A value as JSON on standard output."""
+    """Prints a value as JSON on standard output."""
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 def console_of(stderr: bool = False, width: int | None = None) -> Console:
-    """Standard output or error, with colours where they are wanted."""
-    wanted: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # nor bold
-    return Console(stderr=stderr, highlight=False, width=width, color_system=wanted)
+    """Standard output or error, with colours unless NO_COLOR is set."""
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # nor bold
+    return Console(stderr=stderr, highlight=False, width=width, color_system=colours)
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
 def show_table(rows: Iterable[Row], columns: str, empty: str = "", **titles: str) -> None:
-    """Rows as a table; of its columns the first ones are the most important."""
-    listed, fitted = list(rows), sys.stdout.isatty()
-    if not listed:
+    """Prints rows as a table; its first columns are the most important."""
+    items, is_tty = list(rows), sys.stdout.isatty()
+    if not items:
         note(empty or "there are none")
         return
     cells = {
-        name: [_cell(name, row.get(name), fitted) for row in listed] for name in columns.split()
+        name: [_cell(name, row.get(name), is_tty) for row in items] for name in columns.split()
     }
-    for name in {"id", "execution"} & cells.keys() if fitted else ():
+    for name in {"id", "execution"} & cells.keys() if is_tty else ():
         cells[name] = shorten(cells[name])
     for name, texts in cells.items():
         texts.insert(0, (TITLES | titles).get(name) or _title(name))
     widths = {name: max(map(cell_len, texts)) for name, texts in cells.items()}
-    console = console_of(width=None if fitted else sum(widths.values()) + 2 * len(widths))
+    console = console_of(width=None if is_tty else sum(widths.values()) + 2 * len(widths))
     while len(cells) > 1 and _least_width(cells, widths) > console.width:
         cells.popitem()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name, (title, *_) in cells.items():
         table.add_column(title, no_wrap=name not in TEXTS, overflow="fold")
     for row in list(zip(*cells.values(), strict=True))[1:]:
-        table.add_row(*map(_styled, row))
+        table.add_row(*map(_style_cell, row))
     console.print(table)
 
 
 def shorten(ids: list[str]) -> list[str]:
-    """The start of each id, as long as none of the others starts with it."""
+    """The start of each id, long enough that no other id has the same start."""
     length = ID_CHARS
     while len({id[:length] for id in ids}) < len(set(ids)):
         length += 1
@@ -125,14 +124,14 @@ def shorten(ids: list[str]) -> list[str]:
 
 
 def _least_width(cells: Iterable[str], widths: Mapping[str, int]) -> int:
-    """What these columns need, and no less."""
+    """The least width that these columns need."""
     cut = {name: min(widths[name], ID_CHARS) for name in TEXTS if name in widths}
     if "tool" in widths:
         cut["tool"] = min(widths["tool"], 2 * ID_CHARS)
     return sum({**widths, **cut}[name] + 2 for name in cells) - 2
 
 
-def _styled(text: str) -> Text:
+def _style_cell(text: str) -> Text:
     return Text(text, STYLES.get(text, ""), no_wrap=True, overflow="ellipsis")
 
 
@@ -140,24 +139,24 @@ def _title(name: str) -> str:
     return name.removesuffix("_at").replace("_", " ").capitalize()
 
 
-def _cell(name: str, value: Any, fitted: bool) -> str:
+def _cell(name: str, value: Any, is_tty: bool) -> str:
     if value is None or value == "":
         return ""
     if is_time(name):
-        return age(value) if fitted else local_time(value)
+        return age(value) if is_tty else local_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return plain(" ".join(as_text(value).split()))
 
 
 def as_text(value: Any) -> str:
-    """A value as one reads it: texts as they are, all else as JSON."""
+    """A value as a person reads it: texts as they are, all else as JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def show_details(found: Row) -> None:
-    """One thing, key by key; what is not set is left out."""
-    for key, value in found.items():
+def show_details(item: Row) -> None:
+    """Prints an item key by key; empty values are left out."""
+    for key, value in item.items():
         if value is None or value in ("", [], {}):
             continue
         if is_time(key):
@@ -174,12 +173,12 @@ def show_details(found: Row) -> None:
 
 
 def is_time(name: str) -> bool:
-    """Whether what is called so is a moment, in seconds since 1970."""
+    """Whether a column of this name holds a moment, in seconds since 1970."""
     return name == "at" or name.endswith("_at") or name == "last_refresh"
 
 
 def local_time(at: float) -> str:
-    """A moment as the clock on the wall has it."""
+    """A moment in local time."""
     return datetime.fromtimestamp(at).isoformat(" ", "seconds")
 
 
@@ -192,7 +191,7 @@ def age(at: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in the unit that one would say it in."""
+    """A duration in the unit that a person would use."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     for unit, size in UNITS:
@@ -206,7 +205,7 @@ def span(seconds: float) -> str:
 
 @contextmanager
 def working(words: str) -> Iterator[None]:
-    """A spinner on a terminal while something takes longer than one likes to look at nothing."""
+    """A spinner on a terminal while work takes longer than a moment."""
     status = console_of(stderr=True).status(Text(plain(words)))  # no markup: names have brackets
     timer = threading.Timer(MOMENT_SECONDS / 2, status.start if sys.stderr.isatty() else int)
     timer.daemon = True
@@ -220,16 +219,16 @@ def working(words: str) -> Iterator[None]:
 
 
 def show_progress(total: int, doing: str = "Loading", done: str = "loaded") -> Tell:
-    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
+    """A function that reports each of `total` connections: by a bar on a terminal, else by lines.
 
-    One connection needs no progress, so nothing is said of it.
+    One connection needs no progress, so nothing is printed for it.
     """
-    counted, terminal = itertools.count(1), console_of(stderr=True)
+    numbers, terminal = itertools.count(1), console_of(stderr=True)
     bar = Progress(console=terminal, transient=True)
     task = bar.add_task(doing, total=total)
 
     def tell(name: str) -> None:
-        number = next(counted)
+        number = next(numbers)
         if total == 1:
             return
         if not terminal.is_terminal:

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gateway.cli.remote import CLIENT, Hear, Remote, completes, in_commands, remote_command
+from gateway.cli.remote import CLIENT, OnProgress, Remote, completes, in_commands, remote_command
 from gateway.cli.terminal import console_of, fail, note, plain, say, show_table, span
 from gateway.naming import token_cost
 
 top = typer.Typer()  # its commands stand beside `gateway serve`
 tool_names = completes("/tools", "name")
-ASKED = re.compile(r"\(approval ([0-9a-f]+)\)")  # in what the gateway says of a call that waits
+APPROVAL_ID = re.compile(r"\(approval ([0-9a-f]+)\)")  # in the progress of a call that waits
 
 
 @remote_command(top, "tools")
@@ -33,9 +33,9 @@ def list_tools(
 
     Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
     """
-    listed = _tools(gateway, client)
+    found = _fetch_tools(gateway, client)
     if words := " ".join(search or ()):
-        listed = _found(gateway, words, {tool["name"]: tool for tool in listed})
+        found = _search_tools(gateway, words, {tool["name"]: tool for tool in found})
     rows = [
         {
             "name": tool["name"],
@@ -43,13 +43,13 @@ def list_tools(
             "access": "read" if tool.get("annotations", {}).get("readOnlyHint") else "write",
             "tokens": f"≈{token_cost(orjson.dumps(tool))}",
         }
-        for tool in listed
+        for tool in found
     ]
     empty = f"No tool is found by {words!r}.\n`gateway tools` lists all."
     if not words:
         empty = "There are no tools.\n`gateway connections put NAME spec=URL` connects an API."
     columns = "name access tokens title"
-    gateway.show(listed, lambda: show_table(rows, columns, empty, name="Tool"))
+    gateway.show(found, lambda: show_table(rows, columns, empty, name="Tool"))
 
 
 @remote_command(top, "call")
@@ -67,10 +67,10 @@ def call_tool(
 
     Examples: `gateway call demo_search_books q=time`, `gateway call demo_get_book '{"id": 3}'`
     """
-    given = {"name": name, "arguments": parse_arguments(arguments or [])}
-    with _waiting(gateway) as hear:
-        # A client of its own, which never lists: whoever types a name holds no old list.
-        answer = gateway.mcp("tools/call", given, name, hear, f"{CLIENT}-call")
+    params = {"name": name, "arguments": parse_arguments(arguments or [])}
+    with _show_waiting(gateway) as on_progress:
+        # A client name of its own, which never lists: a person who types a name has no old list.
+        answer = gateway.mcp("tools/call", params, name, on_progress, f"{CLIENT}-call")
     if error := answer.get("error"):
         fail(error.get("message", "the call was refused") + _suggestion(gateway, name, error))
     result = answer["result"]
@@ -83,38 +83,38 @@ def call_tool(
 
 
 @contextmanager
-def _waiting(gateway: Remote) -> Iterator[Hear]:
-    """Says what a call waits for, and what becomes of the question when nobody waits any more."""
-    status, left, approval = console_of(stderr=True).status(""), "", ""
+def _show_waiting(gateway: Remote) -> Iterator[OnProgress]:
+    """Prints what a call waits for, and what happens to the question after Ctrl-C."""
+    status, time_left, approval = console_of(stderr=True).status(""), "", ""
 
-    def hear(progress: dict[str, Any]) -> None:
-        nonlocal left, approval
+    def on_progress(progress: dict[str, Any]) -> None:
+        nonlocal time_left, approval
         words = plain(progress.get("message", ""))
-        if asked := ASKED.search(words):
-            left = span(progress["total"] - progress["progress"])
+        if match := APPROVAL_ID.search(words):
+            time_left = span(progress["total"] - progress["progress"])
             if not approval:
-                approval = asked[1]
-                note(f"{words}, {left} left.")
+                approval = match[1]
+                note(f"{words}, {time_left} left.")
                 note(f"Decide with `gateway approvals approve {approval}` (or deny),")
                 note(f"or at {gateway.base}/console/approvals")
-            words = f"{left} left; Ctrl-C leaves, the question stays open"
+            words = f"{time_left} left; Ctrl-C leaves, the question stays open"
         if words and sys.stderr.isatty():
             status.update(words)
             status.start()
 
     try:
-        yield hear
+        yield on_progress
     except KeyboardInterrupt:
         if approval:
             status.stop()
-            note(f"\nThe question stays open for {left} (approval {approval}).")
+            note(f"\nThe question stays open for {time_left} (approval {approval}).")
             note("Once it is approved, the same call goes through without asking.")
         raise
     finally:
         status.stop()
 
 
-def _tools(gateway: Remote, client: str = CLIENT) -> list[dict[str, Any]]:
+def _fetch_tools(gateway: Remote, client: str = CLIENT) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
@@ -127,8 +127,8 @@ def _tools(gateway: Remote, client: str = CLIENT) -> list[dict[str, Any]]:
             return found
 
 
-def _found(gateway: Remote, words: str, tools: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that a search by words finds, best first; then those whose name has the words in it."""
+def _search_tools(gateway: Remote, words: str, tools: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tools that a search by words finds, best first; then by the words in names."""
     answer = gateway.rest("GET", "/tools", query={"search": words, "limit": "500"})
     literal = (name for name in tools if words.lower() in name.lower())
     names = dict.fromkeys((*(row["name"] for row in answer["tools"]), *literal))
@@ -136,12 +136,12 @@ def _found(gateway: Remote, words: str, tools: dict[str, Any]) -> list[dict[str,
 
 
 def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
-    if error.get("code") != -32602:  # JSON-RPC: what is answered where a name is no tool
+    if error.get("code") != -32602:  # JSON-RPC's code for a name that is no tool
         return ""
-    known = [tool["name"] for tool in _tools(gateway)]
-    if name in known:
+    names = [tool["name"] for tool in _fetch_tools(gateway)]
+    if name in names:
         return ""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"\nDid you mean {', '.join(close)}?" if close else "\n`gateway tools` lists yours."
 
 

@@ -1,9 +1,9 @@
 """config.toml, written: a first one by `gateway init`, one connection more by `gateway add`.
 
 A file that is there keeps every line and comment: a table is put at its end, and an address into
-`network.allow` where this machine's own must be reached. What comes out is read again before it is
-kept; where it would say anything else than before and the new table, nothing is written and the
-lines are printed for a person to add. A file is written whole or not at all.
+`network.allow` where this machine's own must be reached. The new text is read again before it is
+kept; unless it is the old document plus the new table, nothing is written and the lines are
+printed for a person to add. A file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ enabled = true                     # a small bookshop to try things with
 
 
 def write_first(config: Path, sign_in: str, api: str | None) -> None:
-    """A first config.toml, with the demo or an API of one's own; never over another one."""
-    made, digest = new_token()
+    """Writes a first config.toml, with the demo or an API; never over an existing file."""
+    token, digest = new_token()
     text = HEAD + SIGN_IN[sign_in] + ("" if sign_in == "none" else ADMIN.format(sha256=digest))
     if api is None:
         text += DEMO
     else:
-        named, found = _preview(api, Options(), None, config, Settings())
-        print_preview(found)
-        text = _with_connection(text, named)
+        named_api, report = _preview(api, Options(), None, config, Settings())
+        print_preview(report)
+        text = _with_connection(text, named_api)
     try:
         with config.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -104,23 +104,23 @@ def write_first(config: Path, sign_in: str, api: str | None) -> None:
         raise ConfigInvalid([f"{config}: can't be written: {error.strerror}"]) from error
     print(f"Wrote {config}. Start with: gateway serve")
     if sign_in != "none":
-        print(f"The admin's token, shown once: {made}")
+        print(f"The admin's token, shown once: {token}")
 
 
 def add_connection(
-    config: Path, what: str, options: Options, name: str | None, *, yes: bool, as_json: bool
+    config: Path, spec: str, options: Options, name: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    """Puts one API into config.toml, once a person has seen what it gives and said so."""
+    """Puts one API into config.toml, once a person has seen its preview and agreed."""
     text, document = _read(config)
     settings = _lenient_settings(text, config)
-    api, found = _preview(what, options, name, config, settings, document.get("connections", {}))
+    api, report = _preview(spec, options, name, config, settings, document.get("connections", {}))
     after = _with_connection(text, api)
     _refuse_damage(document, after, api, config)
     block = _spell(api)
     if not as_json:
-        print_preview(found)
+        print_preview(report)
         print(f"\n{block}")
-        if missing := _missing(document, api):
+        if missing := _missing_addresses(document, api):
             print(f"network.allow gets {', '.join(missing)}: it is on this machine or network.")
     if not yes:
         if not sys.stdin.isatty():
@@ -128,10 +128,10 @@ def add_connection(
         typer.confirm(f"Put it into {config}?", abort=True)
     write_whole(config, after)
     if as_json:
-        show_json(found | {"connection": api.name, "config": str(config)})
+        show_json(report | {"connection": api.name, "config": str(config)})
     else:
         print(f"{config} has {api.name} now. A gateway that runs on it follows at once.")
-    for variable in _unset(block):
+    for variable in _unset_variables(block):
         note(f"The gateway needs the environment variable {variable}, which is not set here.")
 
 
@@ -139,52 +139,52 @@ def add_connection(
 
 
 def _preview(
-    what: str,
+    spec: str,
     options: Options,
     name: str | None,
     config: Path,
     settings: Settings,
-    taken: Iterable[str] = (),
+    used_names: Iterable[str] = (),
 ) -> tuple[NamedApi, dict[str, Any]]:
-    """The API by its name, and what it gives now."""
-    taken = {*taken, "demo"}
+    """The API with its name, and its preview."""
+    used_names = {*used_names, "demo"}
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise ConfigInvalid([f"--name: must be {NAME_RULE}"])
-    if name in taken:
+    if name in used_names:
         raise ConfigInvalid(
             [f"{config}: connections.{name}: is there already; give another --name"]
         )
-    asked = parse_qsl(urlsplit(what).query) if is_url(what) else []
-    said = [("--header", *header_of(each)) for each in options.headers]
-    for where, key, value in (*said, *(("the query", *each) for each in asked)):
+    query = parse_qsl(urlsplit(spec).query) if is_url(spec) else []
+    headers = [("--header", *header_of(each)) for each in options.headers]
+    for where, key, value in (*headers, *(("the query", *each) for each in query)):
         if SECRET_NAME.search(key) and not VARIABLE.search(value):
             words = f"secrets are not written down; say '{key}=${{VARIABLE}}', quoted like this"
             raise ConfigInvalid([f"{where}: {words}"])
     folder = config.resolve().parent
 
     async def look() -> tuple[NamedApi, dict[str, Any]]:
-        api = await options.read(what, settings, folder, name or free_name(what, taken))
-        environment = {**dict.fromkeys(_unset(_spell(api)), "unset"), **os.environ}
+        api = await options.read(spec, settings, folder, name or free_name(spec, used_names))
+        environment = {**dict.fromkeys(_unset_variables(_spell(api)), "unset"), **os.environ}
         connection = connection_of(api.table, environment)
         return api, await preview_connection(api.name, connection, settings, folder)
 
-    with working(f"Reading {without_secrets(what)}"):
-        api, found = asyncio.run(look())
-    if is_local(found.get("base_url") or ""):
+    with working(f"Reading {without_secrets(spec)}"):
+        api, report = asyncio.run(look())
+    if is_local(report.get("base_url") or ""):
         allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))
-        api = NamedApi(api.what, api.name, api.table, allow)
-    return api, found
+        api = NamedApi(api.spec, api.name, api.table, allow)
+    return api, report
 
 
-def _unset(text: str) -> list[str]:
-    """The variables without a default that a text names and this environment has not."""
-    named = VARIABLE.findall(text)
-    return [variable for variable, default in named if not default and variable not in os.environ]
+def _unset_variables(text: str) -> list[str]:
+    """The variables without a default in a text that this environment does not set."""
+    names = VARIABLE.findall(text)
+    return [name for name, default in names if not default and name not in os.environ]
 
 
 def _lenient_settings(text: str, config: Path) -> Settings:
-    """What the file says of networks and limits; its variables may be the gateway's alone."""
-    environment = {**dict.fromkeys(_unset(text), "unset"), **os.environ}
+    """The settings for networks and limits; its variables may be set for the gateway alone."""
+    environment = {**dict.fromkeys(_unset_variables(text), "unset"), **os.environ}
     return parse_settings(text.encode(), str(config), environment)
 
 
@@ -192,7 +192,7 @@ def _lenient_settings(text: str, config: Path) -> Settings:
 
 
 def _read(config: Path) -> tuple[str, dict[str, Any]]:
-    """The file's text and what it says; those of a first one where there is none."""
+    """The file's text and its document; those of a first file where there is none."""
     try:
         text = config.read_bytes().decode("utf-8") if config.exists() else HEAD + SIGN_IN["none"]
         return text, tomllib.loads(text.removeprefix("\ufeff"))
@@ -203,9 +203,9 @@ def _read(config: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_connection(text: str, api: NamedApi) -> str:
-    """The text with a table more at its end, and the addresses that it needs."""
+    """The text with the API's table at its end, and with the addresses that the API needs."""
     document = tomlkit.parse(text.removeprefix("\ufeff"))
-    if missing := _missing(document.unwrap(), api):
+    if missing := _missing_addresses(document.unwrap(), api):
         network = document.setdefault("network", tomlkit.table())
         allow = network.setdefault("allow", tomlkit.array())
         allow.extend(missing)
@@ -215,25 +215,25 @@ def _with_connection(text: str, api: NamedApi) -> str:
     return f"{mark}{tomlkit.dumps(document).rstrip()}{block}"
 
 
-def _missing(document: Mapping[str, Any], api: NamedApi) -> list[str]:
-    """What of its addresses `network.allow` does not have yet."""
-    known = [ipaddress.ip_network(each, strict=False) for each in _allowed(document)]
-    wanted = {each: ipaddress.ip_interface(each).ip for each in api.allow}
-    return [each for each, ip in wanted.items() if not any(ip in net for net in known)]
+def _missing_addresses(document: Mapping[str, Any], api: NamedApi) -> list[str]:
+    """The API's addresses that `network.allow` does not have yet."""
+    networks = [ipaddress.ip_network(each, strict=False) for each in _allowed_addresses(document)]
+    addresses = {each: ipaddress.ip_interface(each).ip for each in api.allow}
+    return [each for each, ip in addresses.items() if not any(ip in net for net in networks)]
 
 
-def _allowed(document: Mapping[str, Any]) -> list[str]:
+def _allowed_addresses(document: Mapping[str, Any]) -> list[str]:
     return list(document.get("network", {}).get("allow", ()))
 
 
 def _refuse_damage(before: dict[str, Any], text: str, api: NamedApi, config: Path) -> None:
-    """Ends the command where the text does not say what it did, and the new table."""
-    wanted = {**before, "connections": {**before.get("connections", {}), api.name: api.table}}
-    if missing := _missing(before, api):
+    """Ends the command unless the text is the old document plus the new table."""
+    expected = {**before, "connections": {**before.get("connections", {}), api.name: api.table}}
+    if missing := _missing_addresses(before, api):
         network = before.get("network", {})
-        wanted["network"] = {**network, "allow": [*_allowed(before), *missing]}
+        expected["network"] = {**network, "allow": [*_allowed_addresses(before), *missing]}
     try:
-        if tomllib.loads(text.removeprefix("\ufeff")) == wanted:
+        if tomllib.loads(text.removeprefix("\ufeff")) == expected:
             return
     except tomllib.TOMLDecodeError:
         pass

@@ -2,7 +2,7 @@
 
 Strict and frozen: an unknown key or a wrong type is an error that names it. The four kinds share
 `Connection`; what differs is a few keys each. Values that are secret are `SecretStr`, so that they
-never print by accident; `secrets_of` finds them all, and what else must not be shown.
+never print by accident; `secrets_of` finds these, and all other texts that must not be shown.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
 
 
-def spelled(pattern: str, rule: str) -> AfterValidator:
-    """Refuses a text that does not begin as the pattern says; the rule is what people read."""
+def must_fit(pattern: str, rule: str) -> AfterValidator:
+    """A validator: refuses a text that does not begin with the pattern; people read the rule."""
 
     def check(text: str) -> str:
         if not re.match(pattern, text):
@@ -62,46 +62,46 @@ class PerUser(Table):
     """A key that all calls of a connection share, or that each person gives for their own."""
 
     per: Per = "connection"
-    given: ClassVar[str]  # the key that is configured for all, or given by each person
+    personal_key: ClassVar[str]  # the key that is configured for all, or given by each person
 
     @model_validator(mode="after")
     def _is_given_once(self) -> Self:
         """Refuses a key for all where each person has their own, and none where all share it."""
-        is_given = getattr(self, self.given) is not None
+        is_given = getattr(self, self.personal_key) is not None
         if self.per == "connection" and not is_given:
-            raise ValueError(f'`{self.given}` is required, or per = "user"')
+            raise ValueError(f'`{self.personal_key}` is required, or per = "user"')
         if self.per == "user" and is_given:
             raise ValueError(
-                f'with per = "user" each person gives their own: remove `{self.given}`'
+                f'with per = "user" each person gives their own: remove `{self.personal_key}`'
             )
         return self
 
 
 class BearerAuth(PerUser):
     type: Literal["bearer"]
-    given = "token"
+    personal_key = "token"
     token: SecretStr | None = None
 
 
 class BasicAuth(PerUser):
     type: Literal["basic"]
-    given = "username"
+    personal_key = "username"
     username: str | None = None
     password: SecretStr = SecretStr("")
 
 
 class ApiKeyAuth(PerUser):
     type: Literal["api-key"]
-    given = "value"
+    personal_key = "value"
     name: str | None = None  # absent: taken from the definition's own security scheme
     place: Literal["header", "query"] | None = Field(default=None, alias="in")
     value: SecretStr | None = None
 
 
 class OAuth2Auth(Table):
-    """A token of the gateway's own, of a person who signs in, or for the caller's token.
+    """A token of the gateway's own, of a person who signs in, or in exchange for the caller's.
 
-    What `authorization_code` leaves out is found where the connection's kind has it: in the
+    Keys that `authorization_code` leaves out are found where the connection's kind has them: in the
     documents of an MCP server, in a manifest, in [azure].
     """
 
@@ -112,15 +112,15 @@ class OAuth2Auth(Table):
     per: Per = "connection"
     authorize_url: str | None = None
     token_url: str | None = None
-    revoke_url: str | None = None  # told when a person signs out
-    issuer: str | None = None  # that answers must name, where they name one
+    revoke_url: str | None = None  # called when a person signs out
+    issuer: str | None = None  # the issuer that answers must name, where they name one
     client_id: str | None = None
     client_secret: SecretStr | None = None
     audience: str | None = None
     scopes: tuple[str, ...] = Field(default=(), strict=False)
 
     @model_validator(mode="after")
-    def _has_what_its_grant_needs(self) -> OAuth2Auth:
+    def _has_keys_of_its_grant(self) -> OAuth2Auth:
         needed = {
             "client_credentials": ("token_url", "client_id", "client_secret"),
             "token_exchange": ("token_url",),
@@ -150,22 +150,22 @@ Auth = Annotated[
 
 
 def people_sign_in(auth: Auth) -> bool:
-    """Whether calls go out with what people have given: each person, or an admin for all."""
-    return per_user(auth) or getattr(auth, "grant", "") == "authorization_code"
+    """Whether calls go out with credentials that people gave: each person, or an admin for all."""
+    return is_per_user(auth) or getattr(auth, "grant", "") == "authorization_code"
 
 
-def per_user(auth: Auth) -> bool:
+def is_per_user(auth: Auth) -> bool:
     """Whether each person has credentials of their own."""
     return getattr(auth, "per", "") == "user"
 
 
 def is_personal(auth: Auth) -> bool:
     """Whether a call goes out as the person who makes it."""
-    return per_user(auth) or getattr(auth, "grant", "") == "token_exchange"
+    return is_per_user(auth) or getattr(auth, "grant", "") == "token_exchange"
 
 
 def acts_as(auth: Auth, principal: str) -> str | None:
-    """On whose behalf a call of this principal goes out; None: of the connection's own account."""
+    """The principal on whose behalf its call goes out; None: the connection's own account."""
     return principal if is_personal(auth) else None
 
 
@@ -186,7 +186,7 @@ class OperationOverride(Table):
 
     @field_validator("headers_out")
     @classmethod
-    def _headers_can_be_told(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _headers_can_be_passed_on(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in names or ():
             if not HEADER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a header name")
@@ -199,7 +199,7 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 class Connection(Table):
-    """What every kind of connection has."""
+    """The keys that every kind of connection has."""
 
     kind: Kind
     display_name: str | None = Field(default=None, max_length=128)
@@ -209,7 +209,7 @@ class Connection(Table):
     trust: Trust = "trusted"
     prefix: str | None = Field(default=None, pattern=PREFIX_PATTERN)
     names: Names | None = (
-        None  # None: as the tools are named that the store has, short for new ones
+        None  # None: tools keep the names that the store has; new tools get short ones
     )
     include: Strings = ("*",)
     exclude: Strings = ()
@@ -252,33 +252,33 @@ class Connection(Table):
 
     @property
     def address(self) -> str:
-        """Where calls go, as far as settings say: what people give for one is for no other."""
+        """Where calls go, as far as settings say: credentials for one address are for no other."""
         keys = ("url", "base_url", "spec", "manifest", "region", "resource_id", "api")
-        found = (getattr(self, key, None) for key in keys)
-        return " ".join([self.kind, *(each for each in found if each and len(each) < 2000)])
+        parts = (getattr(self, key, None) for key in keys)
+        return " ".join([self.kind, *(each for each in parts if each and len(each) < 2000)])
 
     @property
     def is_active(self) -> bool:
-        """Whether it is to be looked at and called at all."""
+        """Whether the gateway reads and calls this connection at all."""
         return self.enabled and self.access != "disabled"
 
     @property
     def is_lazy(self) -> bool:
-        """Whether it waits until somebody needs it."""
+        """Whether the connection is read only once a caller needs it."""
         return isinstance(self, McpConnection) and self.lazy
 
     @property
-    def held(self) -> Literal["accept", "hold_risky", "hold_all"]:
-        """What happens to changes; an untrusted connection holds risky ones by default."""
+    def change_policy(self) -> Literal["accept", "hold_risky", "hold_all"]:
+        """How changes are treated; an untrusted connection holds risky changes by default."""
         return self.on_change or ("hold_risky" if self.trust == "untrusted" else "accept")
 
 
-HTTP_BASE = spelled(r"https?://[^/\s]+", "must start with http:// or https:// and name a host")
+HTTP_BASE = must_fit(r"https?://[^/\s]+", "must start with http:// or https:// and name a host")
 
 
 class OpenApiConnection(Connection):
     kind: Literal["openapi"]
-    spec: Annotated[str, spelled(r"\s*\S", "a path, a URL or the definition itself is needed")]
+    spec: Annotated[str, must_fit(r"\s*\S", "a path, a URL or the definition itself is needed")]
     base_url: Annotated[str, HTTP_BASE] | None = None
     idempotency_header: str | None = None
 
@@ -309,7 +309,7 @@ class McpConnection(Connection):
     tools: Strings = ("*",)
     exclude_tools: Strings = ()
     lazy: bool = False
-    session: Literal["shared", "principal"] | None = None  # None: as the server keeps state or not
+    session: Literal["shared", "principal"] | None = None  # None: by whether the server keeps state
     protocol: Literal["auto", "2025", "2026"] = "auto"
     wrap: Annotated[tuple[WrapRule, ...], Field(strict=False)] = ()
 
@@ -339,7 +339,7 @@ class ArmConnection(Connection):
     resource_id: str | None = None
     invoke: Literal["dynamic", "runtime"] = "dynamic"
     parameter_values: dict[str, Any] = Field(default_factory=dict)
-    created_here: bool = False  # by put_connection: then delete_connection removes it in Azure too
+    created_here: bool = False  # by put_connection: delete_connection then deletes in Azure too
 
 
 AnyConnection = Annotated[
@@ -350,31 +350,31 @@ AnyConnection = Annotated[
 
 # --- secrets --------------------------------------------------------------------------------------
 
-# Names of headers, variables and options whose values are nobody's business.
+# Names of headers, variables and options whose values must stay secret.
 SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|passw|credential|session", re.IGNORECASE)
 
 
 def secrets_of(settings: Connection) -> set[str]:
     """Every text of the settings that must not be shown to anyone."""
-    found = secrets_in(settings.auth)
+    secrets = secrets_in(settings.auth)
     tables = ("parameter_values", "env")
-    named = [pair for table in tables for pair in getattr(settings, table, {}).items()]
-    named += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
-    found |= {v for name, value in named if SECRET_NAME.search(name) for v in _texts(value)}
-    found |= set(_texts(settings.inject))
-    found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
-    return {value for value in found if value}
+    pairs = [pair for table in tables for pair in getattr(settings, table, {}).items()]
+    pairs += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
+    secrets |= {v for name, value in pairs if SECRET_NAME.search(name) for v in _texts(value)}
+    secrets |= set(_texts(settings.inject))
+    secrets |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
+    return {value for value in secrets if value}
 
 
 def without_secrets(text: str, settings: Connection) -> str:
-    """What the other side says, without the secrets of the settings that it says back."""
+    """The upstream's text, without the secrets of the settings that it repeats."""
     for secret in sorted(secrets_of(settings), key=len, reverse=True):
         text = text.replace(secret, "[redacted]") if len(secret) >= SHORTEST_SECRET else text
     return text
 
 
 def _query_of(settings: Connection) -> list[tuple[str, str]]:
-    """What the connection's addresses carry in their query: some services put their keys there."""
+    """The query parameters of the connection's addresses: some services put their keys there."""
     addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
     queries = [urlsplit(a).query for a in addresses if a.startswith(("http://", "https://"))]
     return [pair for query in queries for pair in parse_qsl(query)]
@@ -383,8 +383,8 @@ def _query_of(settings: Connection) -> list[tuple[str, str]]:
 def _options_of(settings: Connection) -> list[tuple[str, str]]:
     """The options of a child's command, `--name value` and `--name=value` alike."""
     args: tuple[str, ...] = getattr(settings, "args", ())
-    apart = [pair for pair in pairwise(args) if pair[0].startswith("-") and "=" not in pair[0]]
-    return apart + [(arg.partition("=")[0], arg.partition("=")[2]) for arg in args if "=" in arg]
+    spaced = [pair for pair in pairwise(args) if pair[0].startswith("-") and "=" not in pair[0]]
+    return spaced + [(arg.partition("=")[0], arg.partition("=")[2]) for arg in args if "=" in arg]
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -397,8 +397,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def secrets_in(auth: Auth) -> set[str]:
-    """What of a connection's credentials must not be shown."""
-    found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
+    """The texts of a connection's credentials that must not be shown."""
+    secrets = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
     if isinstance(auth, BasicAuth) and auth.username is not None:
-        found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
-    return {value for value in found if value}
+        secrets |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
+    return {value for value in secrets if value}

@@ -1,8 +1,8 @@
-"""Client profiles: what a client is sent, by the name it gives itself.
+"""Client profiles: how a client is served, by the name it gives itself.
 
-Those of config.toml come before those that are shipped (`clients.toml` beside this file), each in
+The profiles of config.toml come before the shipped ones (`clients.toml` beside this file), each in
 the order they are written in; the first whose glob fits the name counts, whole. A name is the
-client's own claim: it chooses how things are written, never what may be seen or done.
+client's own claim: it chooses how answers are written, never which tools may be seen or called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ShippedProfile(Profile):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a profile comes to: looked up for each request."""
+    """How a client of a profile is served: looked up for each request."""
 
     form: Form
     results: Results
@@ -41,13 +41,13 @@ class Serving:
 
 
 def profiles_of(configured: Mapping[str, Profile]) -> Iterator[tuple[str, Profile]]:
-    """Every profile with its name, in the order in which they are asked."""
+    """Every profile with its name, in the order in which they are tried."""
     yield from ((name, each) for name, each in configured.items() if each.match is not None)
     yield from shipped_profiles().items()
 
 
 def find_serving(configured: Mapping[str, Profile], client: str) -> Serving:
-    """How a client is served, `name/version` as it says."""
+    """How a client is served that calls itself `name/version`."""
     name = client.rpartition("/")[0].lower()
     fitting = (each for _, each in profiles_of(configured) if name and _fits(name, each))
     return serving_of(next(fitting, Profile()))
@@ -58,7 +58,7 @@ def _fits(name: str, profile: Profile) -> bool:
 
 
 def serving_of(profile: Profile) -> Serving:
-    """What a profile comes to."""
+    """The serving that a profile asks for."""
     form: Form = "bare" if profile.results == "text" else "full"
     tokens = profile.max_output_tokens
     return Serving(
@@ -72,6 +72,6 @@ def serving_of(profile: Profile) -> Serving:
 
 @cache
 def shipped_profiles() -> Mapping[str, ShippedProfile]:
-    """Those for clients that people use."""
+    """The profiles that come with the gateway, for clients that people use."""
     tables = tomllib.loads(SHIPPED.read_text(encoding="utf-8"))["clients"]
     return {name: ShippedProfile.model_validate(table) for name, table in tables.items()}

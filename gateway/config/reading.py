@@ -2,13 +2,13 @@
 
 Each problem is one line: file, key path, what is wrong, what is allowed. `${NAME}` and
 `${NAME:-default}` are expanded in every string before anything is checked; a variable that is not
-set is a problem like any other. What `put_connection` brings goes through the same models but is
+set is a problem like any other. The settings of `put_connection` go through the same models but are
 never expanded: a caller must not be able to read our environment.
 
-The file is watched: a good edit is applied live, a bad one is reported once. The folder is watched,
-not the file, since editors replace a file by renaming another one over it. What counts is the
-parsed value: the same settings in another spelling are no change, and the same mistake is not told
-twice. Keys that need a restart are named instead of applied.
+The file is watched: a good edit is applied live, a bad edit is reported once. The folder is
+watched, not the file, since editors replace a file by renaming another one over it. The parsed
+value counts: the same settings in another spelling are no change, and the same mistake is not
+reported twice. Keys that need a restart are named instead of applied.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ log = structlog.get_logger("gateway.reload")
 
 Apply = Callable[[Settings], Awaitable[None]]
 Report = Callable[[str | None], None]
-RESTART = "needs a restart: "  # what is reported of keys that are read at start only
-Adjust = Callable[[Settings], Settings]  # puts what a command line says over what a file says
+RESTART = "needs a restart: "  # begins the report of keys that are read at start only
+Adjust = Callable[[Settings], Settings]  # puts the values of a command line over those of a file
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 _connection = TypeAdapter[Any](AnyConnection)
@@ -84,8 +84,8 @@ def settings_of(
 
 def refuse_parts(settings: Settings, name: str) -> None:
     """Raises ConfigInvalid where parts of the settings don't go together."""
-    if whole := check_whole(settings):
-        raise ConfigInvalid([f"{name}: {where}: {what}" for where, what in whole])
+    if problems := check_whole(settings):
+        raise ConfigInvalid([f"{name}: {key}: {problem}" for key, problem in problems])
 
 
 def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
@@ -108,7 +108,7 @@ def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
 
 
 def parse_permissions(base: Permissions, values: Mapping[str, Any]) -> Permissions:
-    """Permissions as the REST API brings them; what they don't name stays as config.toml has it."""
+    """Permissions as the REST API brings them; keys they don't name stay as in config.toml."""
     try:
         return Permissions.model_validate({**base.model_dump(), **values})
     except ValidationError as error:
@@ -123,14 +123,14 @@ def _refusal(code: str, error: ValidationError) -> Fixable:
 def describe(error: ValidationError, keys: Callable[[], set[str]] | None = None) -> Iterator[str]:
     """One line a problem: key path, what is wrong, what is allowed. Secrets never show."""
     for detail in error.errors(include_url=False):
-        yield f"{_where(detail)}: {_what(detail, keys or _known_keys)}"
+        yield f"{_key_path(detail)}: {_mistake(detail, keys or _known_keys)}"
 
 
 _TAGS = {"openapi", "manifest", "mcp", "arm"}
 _AUTH_TAGS = {"none", "bearer", "basic", "api-key", "oauth2", "nango"}
 
 
-def _where(detail: ErrorDetails) -> str:
+def _key_path(detail: ErrorDetails) -> str:
     """The key path as the file spells it, without the union members that pydantic puts in."""
     path: list[str] = []
     for part in detail["loc"]:
@@ -144,17 +144,17 @@ def _where(detail: ErrorDetails) -> str:
     return ".".join(path) or "the table"
 
 
-def _what(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
+def _mistake(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
-    given = detail.get("input")
-    shown = f"{given!r}" if isinstance(given, str | int | float | bool) else type(given).__name__
+    value = detail.get("input")
+    quoted = f"{value!r}" if isinstance(value, str | int | float | bool) else type(value).__name__
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
             return f"unknown key{_did_you_mean(str(detail['loc'][-1]), keys())}"
         case "missing":
             return "is required"
         case "literal_error":
-            return f"{shown[:80]} is not allowed; allowed: {context.get('expected')}"
+            return f"{quoted[:80]} is not allowed; allowed: {context.get('expected')}"
         case "union_tag_invalid":
             return f"{context.get('tag')!r} is not allowed; allowed: {context.get('expected_tags')}"
         case "union_tag_not_found":
@@ -162,7 +162,7 @@ def _what(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
         case "value_error":
             return str(context.get("error", detail["msg"]))
         case _ if expected := _KINDS.get(kind):
-            return f"must be {expected}, not {_kind_of(given)}"
+            return f"must be {expected}, not {_kind_of(value)}"
         case "string_pattern_mismatch":
             return f"must match {context.get('pattern')}"
         case _:
@@ -202,14 +202,14 @@ def _known_keys() -> set[str]:
 def keys_of(*schemas: Any) -> set[str]:
     """Every key of every table in these schemas, for suggestions."""
     keys: set[str] = set()
-    waiting: list[Any] = [*schemas]
-    while waiting:
-        node = waiting.pop()
+    nodes: list[Any] = [*schemas]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, dict):
             keys.update(node.get("properties", {}))
-            waiting.extend(node.values())
+            nodes.extend(node.values())
         elif isinstance(node, list):
-            waiting.extend(node)
+            nodes.extend(node)
     return keys
 
 
@@ -255,12 +255,12 @@ def _first_variable(value: Any, where: str) -> str | None:
 async def watch(
     config: Path, first: Settings, adjust: Adjust, apply: Apply, report: Report
 ) -> None:
-    """Applies each good edit of the file, for ever; `report` gets what is wrong, or None.
+    """Applies each good edit of the file, for ever; `report` gets the problem, or None.
 
     There need not be a file yet. `adjust` has been applied to the first settings.
     """
-    live = Watched(config, first, first, adjust, apply, report)
-    await live.look()
+    live = ConfigWatch(config, first, first, adjust, apply, report)
+    await live.read_edit()
     async for _ in awatch(
         config.parent,
         watch_filter=lambda _, path: Path(path).name == config.name,
@@ -268,12 +268,12 @@ async def watch(
         rust_timeout=round(MOMENT_SECONDS * 1000),
         yield_on_timeout=True,  # some file systems tell nothing: look from time to time
     ):
-        await live.look()
+        await live.read_edit()
 
 
 @dataclass
-class Watched:
-    """The configuration that is in force, and the last text that was looked at."""
+class ConfigWatch:
+    """The configuration in force, and the last text that was read of the file."""
 
     config: Path
     at_start: Settings
@@ -281,35 +281,35 @@ class Watched:
     adjust: Adjust
     apply: Apply
     report: Report
-    seen: bytes | None = None
+    last_text: bytes | None = None
 
-    async def look(self) -> None:
-        """Reads the file and applies what is new in it; one still being written is left alone."""
+    async def read_edit(self) -> None:
+        """Reads the file and applies a new edit; a file still being written is left alone."""
         try:
             text = await asyncio.to_thread(self.config.read_bytes)
-            if text != self.seen and self.seen is not None:
+            if text != self.last_text and self.last_text is not None:
                 await asyncio.sleep(SETTLE_SECONDS)
                 if text != await asyncio.to_thread(self.config.read_bytes):
                     return  # the next look finds all of it
         except OSError:
             return  # between two renames of an editor there may be no file
-        if text == self.seen:
+        if text == self.last_text:
             return
-        self.seen = text
+        self.last_text = text
         try:
             settings = self.adjust(parse_settings(text, str(self.config)))
             refuse_parts(settings, str(self.config))
-            await self._take(settings)
+            await self._apply_edit(settings)
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self.report(str(error))
         except GatewayError as error:
             log.error("configuration not applied", error=error.message)
             self.report(error.message)
-            self.seen = None  # it is tried again
+            self.last_text = None  # it is tried again
 
-    async def _take(self, settings: Settings) -> None:
-        waiting = restart_keys(self.at_start, settings)
+    async def _apply_edit(self, settings: Settings) -> None:
+        keys = restart_keys(self.at_start, settings)
         live = settings.model_copy(
             update={table: getattr(self.current, table) for table in RESTART_TABLES}
         )
@@ -317,9 +317,9 @@ class Watched:
             await self.apply(live)
             self.current = live
             log.info("configuration applied")
-        self.report(RESTART + ", ".join(waiting) if waiting else None)
-        if waiting:
-            log.warning("configuration needs a restart", keys=list(waiting))
+        self.report(RESTART + ", ".join(keys) if keys else None)
+        if keys:
+            log.warning("configuration needs a restart", keys=list(keys))
 
 
 def restart_keys(old: Settings, new: Settings) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from gateway.config.connection import (
     Seconds,
     Strings,
     Table,
-    spelled,
+    must_fit,
 )
 from gateway.model import Level, digest
 
@@ -52,7 +52,7 @@ class Server(Table):
     shutdown_seconds: Seconds = 20
 
 
-KNOWN_DATABASE = spelled("sqlite:///|postgresql://", "must start with sqlite:/// or postgresql://")
+KNOWN_DATABASE = must_fit("sqlite:///|postgresql://", "must start with sqlite:/// or postgresql://")
 
 
 class Store(Table):
@@ -79,7 +79,7 @@ class EnterpriseSettings(Table):
 
 
 class Claims(Table):
-    """Which claims of a token say what of a principal."""
+    """The claims of a token that give a principal's role, organization and admin right."""
 
     role_claim: str | None = None
     organization_claim: str | None = None
@@ -112,7 +112,7 @@ class OAuthSettings(Claims):
 
 
 class Profile(Table):
-    """What the clients are sent whose name fits `match`."""
+    """How a client is served whose name fits `match`."""
 
     match: str | None = Field(default=None, min_length=1, max_length=128)
     schema_: Literal["full", "plain"] = Field(default="full", alias="schema")
@@ -122,7 +122,7 @@ class Profile(Table):
 
 
 class ClientSettings(Profile):
-    """One client that is known beforehand: how it signs in, what it is sent, or both."""
+    """One client that is known beforehand: how it signs in, how it is served, or both."""
 
     client_id: str | None = None
     client_secret: SecretStr | None = None
@@ -132,8 +132,8 @@ class ClientSettings(Profile):
 
     @model_validator(mode="after")
     def _has_a_use(self) -> ClientSettings:
-        shown = Profile.model_fields.keys() - {"match"}
-        if self.match is None and shown & self.model_fields_set:
+        profile_keys = Profile.model_fields.keys() - {"match"}
+        if self.match is None and profile_keys & self.model_fields_set:
             raise ValueError("needs match: a glob over the name that the client gives itself")
         if self.client_id is None:
             if self.match is None or self.model_fields_set - Profile.model_fields.keys():
@@ -178,7 +178,7 @@ class PrincipalSettings(Table):
     connections: dict[str, Level] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _one_token(self) -> PrincipalSettings:
+    def _has_one_token(self) -> PrincipalSettings:
         if self.token_sha256 and self.token:
             raise ValueError("give token_sha256 or token, not both")
         if self.token is not None and len(self.token.get_secret_value()) < 16:
@@ -189,14 +189,14 @@ class PrincipalSettings(Table):
 
     @property
     def token_hash(self) -> str | None:
-        """What its token is known by."""
+        """The hash that its token is known by."""
         if self.token is not None:
             return digest(self.token.get_secret_value().encode())
         return self.token_sha256.lower() if self.token_sha256 else None
 
 
 def new_token() -> tuple[str, str]:
-    """A token nobody has, and the hash of it that a principal's table is given."""
+    """A new random token, and its hash for a principal's table."""
     value = f"gw_{secrets.token_urlsafe(32)}"
     return value, digest(value.encode())
 
@@ -241,7 +241,7 @@ class Network(Table):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """What `outbound.client.Egress` goes by."""
+        """The settings that `outbound.client.Egress` follows."""
         proxy = self.proxy.get_secret_value() if self.proxy else None
         return {"allow": self.allow, "proxy": proxy, "ca_file": self.ca_file}
 
@@ -267,7 +267,7 @@ class Demo(Table):
     enabled: bool = False
 
 
-AN_ORIGIN = spelled(
+AN_ORIGIN = must_fit(
     r"https?://[^/?#\s@]+/?\Z", "must be an address such as https://management.azure.com"
 )
 
@@ -294,8 +294,8 @@ class Bundle(Table):
     deny: Strings = ()
 
     @property
-    def explicit(self) -> bool:
-        """Whether each pattern of `allow` says something of a name, and is not all wildcards."""
+    def is_explicit(self) -> bool:
+        """Whether each pattern of `allow` holds a part of a name, and is not all wildcards."""
         return all(_WILDCARDS.sub("", pattern) for pattern in self.allow)
 
 
@@ -325,18 +325,18 @@ class Settings(Table):
     routes: dict[str, dict[str, dict[str, Strings]]] = Field(default_factory=dict)
 
 
-Wrong = Iterator[tuple[str, str]]  # key path, and what is wrong there
+Mistakes = Iterator[tuple[str, str]]  # key path, and what is wrong there
 
 
 def check_whole(settings: Settings) -> list[tuple[str, str]]:
-    """What no single table can see, as (key path, what is wrong)."""
+    """The mistakes that no single table can see, as (key path, what is wrong)."""
     untrusted = {name for name, c in settings.connections.items() if c.trust == "untrusted"}
     return [
-        *_names(settings),
-        *_surroundings(settings),
-        *_tokens(settings),
-        *_front_door(settings),
-        *_roles_and_bundles(settings),
+        *_check_names(settings),
+        *_check_surroundings(settings),
+        *_check_tokens(settings),
+        *_check_front_door(settings),
+        *_check_roles_and_bundles(settings),
         *untrusted_in_bundles(settings, untrusted),
     ]
 
@@ -346,51 +346,51 @@ def key_path(*names: str) -> str:
     return ".".join(n if BARE.fullmatch(n) else json.dumps(n, ensure_ascii=False) for n in names)
 
 
-def _names(settings: Settings) -> Wrong:
+def _check_names(settings: Settings) -> Mistakes:
     for name in settings.connections:
         if not NAME_PATTERN.fullmatch(name):
             yield f"connections.{name}", f"the name must be {NAME_RULE}"
-    addressed = [(key_path("bundles", name), name) for name in settings.bundles]
+    address_parts = [(key_path("bundles", name), name) for name in settings.bundles]
     for workflow, roles in settings.routes.items():
         at = key_path("routes", workflow)
         steps = ((f"{at}.{key_path(role, s)}", s) for role in roles for s in roles[role])
-        addressed += [(at, workflow), *steps]
-    for where, name in addressed:
+        address_parts += [(at, workflow), *steps]
+    for where, name in address_parts:
         if not ADDRESSED.fullmatch(name):
             yield where, f"{name!r} is part of an address: {ADDRESSED_RULE}"
     if settings.demo.enabled and "demo" in settings.connections:
         yield "connections.demo", "the name is taken by [demo] while demo.enabled = true"
 
 
-def _surroundings(settings: Settings) -> Wrong:
+def _check_surroundings(settings: Settings) -> Mistakes:
     for name, connection in settings.connections.items():
         if connection.kind == "arm" and settings.azure is None:
-            needed = '"arm" needs an [azure] table: subscription, resource group'
-            yield f"connections.{name}.kind", needed
+            words = '"arm" needs an [azure] table: subscription, resource group'
+            yield f"connections.{name}.kind", words
         for key, words in sign_in_problems(settings, connection):
             yield f"connections.{name}.{key}", words
     host = settings.server.host
     if settings.auth.mode == "none" and not settings.permissions.self_approval:
         yield "permissions.self_approval", 'false needs a second person: auth.mode is "none"'
     if settings.auth.mode == "none" and host not in LOOPBACK_HOSTS:
-        only = '"none" is only accepted on a loopback host, and server.host is'
-        yield "auth.mode", f'{only} {host!r}; use "tokens" or "jwt"'
+        start = '"none" is only accepted on a loopback host, and server.host is'
+        yield "auth.mode", f'{start} {host!r}; use "tokens" or "jwt"'
 
 
-def _tokens(settings: Settings) -> Wrong:
-    seen = dict[str, str]()
+def _check_tokens(settings: Settings) -> Mistakes:
+    owners = dict[str, str]()
     for name, principal in settings.principals.items():
         digest = principal.token_hash
         if digest is None and settings.auth.mode == "tokens":
             yield key_path("principals", name), "needs token_sha256 (see `gateway token`) or token"
-        elif digest is not None and seen.setdefault(digest, name) != name:
-            yield key_path("principals", name), f"has the same token as {seen[digest]}"
+        elif digest is not None and owners.setdefault(digest, name) != name:
+            yield key_path("principals", name), f"has the same token as {owners[digest]}"
 
 
-def _front_door(settings: Settings) -> Wrong:
+def _check_front_door(settings: Settings) -> Mistakes:
     for name, client in settings.clients.items():
-        named = [client.principal] if client.principal is not None else []
-        yield from _unknown(f"clients.{name}.principal", "principal", named, settings.principals)
+        names = [client.principal] if client.principal is not None else []
+        yield from _undefined(f"clients.{name}.principal", "principal", names, settings.principals)
     if settings.auth.mode != "oauth":
         return
     oauth, people = settings.auth.oauth or OAuthSettings(), settings.principals.values()
@@ -403,14 +403,14 @@ def _front_door(settings: Settings) -> Wrong:
     for where, address in addresses.items():
         if address and not is_safe_address(address, settings.network.allow):
             yield where, "must be https, or http at an address that network.allow lists"
-    public, here = settings.server.public_url, ("127.0.0.0/8", "::1/128")
-    if public and not is_safe_address(public, here):
+    public, loopback = settings.server.public_url, ("127.0.0.0/8", "::1/128")
+    if public and not is_safe_address(public, loopback):
         words = 'must be https where auth.mode = "oauth": clients sign in over it'
         yield "server.public_url", words
 
 
-def sign_in_problems(settings: Settings, connection: Connection) -> Wrong:
-    """Why nobody could sign in to a connection as they should, under these settings."""
+def sign_in_problems(settings: Settings, connection: Connection) -> Mistakes:
+    """The mistakes that keep people from signing in to a connection."""
     auth = connection.auth
     if not isinstance(auth, OAuth2Auth) or auth.grant == "client_credentials":
         return
@@ -433,43 +433,43 @@ def is_safe_address(address: str, allow: Sequence[str]) -> bool:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return False
-    listed = any(ip in ipaddress.ip_network(network, strict=False) for network in allow)
-    return parts.scheme == "http" and listed
+    is_listed = any(ip in ipaddress.ip_network(network, strict=False) for network in allow)
+    return parts.scheme == "http" and is_listed
 
 
-def _roles_and_bundles(settings: Settings) -> Wrong:
+def _check_roles_and_bundles(settings: Settings) -> Mistakes:
     for name, role in settings.roles.items():
         where = key_path("roles", name, "bundles")
-        yield from _unknown(where, "bundle", role.bundles, settings.bundles)
+        yield from _undefined(where, "bundle", role.bundles, settings.bundles)
     for name, principal in settings.principals.items():
         if settings.roles and principal.role:
             where = key_path("principals", name, "role")
-            yield from _unknown(where, "role", [principal.role], settings.roles)
+            yield from _undefined(where, "role", [principal.role], settings.roles)
     for workflow, roles in settings.routes.items():
         for role_name, steps in roles.items():
             where = key_path("routes", workflow, role_name)
-            yield from _unknown(where, "role", [role_name], settings.roles)
+            yield from _undefined(where, "role", [role_name], settings.roles)
             for step, bundles in steps.items():
                 at = f"{where}.{key_path(step)}"
-                yield from _unknown(at, "bundle", bundles, settings.bundles)
+                yield from _undefined(at, "bundle", bundles, settings.bundles)
 
 
-def _unknown(where: str, noun: str, names: Iterable[str], known: Collection[str]) -> Wrong:
-    listed = ", ".join(sorted(known)) or "none is defined"
+def _undefined(where: str, noun: str, names: Iterable[str], defined: Collection[str]) -> Mistakes:
+    choices = ", ".join(sorted(defined)) or "none is defined"
     for name in names:
-        if name not in known:
-            yield where, f"there is no {noun} {name!r}; known: {listed}"
+        if name not in defined:
+            yield where, f"there is no {noun} {name!r}; known: {choices}"
 
 
-def untrusted_in_bundles(settings: Settings, untrusted: set[str]) -> Wrong:
-    """Where bundles may not hold these untrusted connections as they do."""
+def untrusted_in_bundles(settings: Settings, untrusted: set[str]) -> Mistakes:
+    """The mistakes of bundles that hold these untrusted connections."""
     for name, bundle in settings.bundles.items():
-        held = ", ".join(sorted(untrusted.intersection(bundle.connections)))
-        if held and bundle.mode != "meta":
+        members = ", ".join(sorted(untrusted.intersection(bundle.connections)))
+        if members and bundle.mode != "meta":
             yield (
                 key_path("bundles", name, "mode"),
-                f'must be "meta": {held} is an untrusted connection',
+                f'must be "meta": {members} is an untrusted connection',
             )
-        if held and not bundle.explicit:
-            words = f"must name tools, not wildcards alone: {held} is untrusted"
+        if members and not bundle.is_explicit:
+            words = f"must name tools, not wildcards alone: {members} is untrusted"
             yield key_path("bundles", name, "allow"), words

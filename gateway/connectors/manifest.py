@@ -1,9 +1,9 @@
 """Curated providers: the TOML of a manifest becomes an OpenAPI document, and that becomes tools.
 
-A manifest says what a person who knows the provider's API would say: where it is, how one signs in,
+A manifest says what a person who knows the provider's API would say: where it is, how to sign in,
 what may never be reached, and the operations worth giving to an agent, each with words to choose it
 by. Reading is strict: every problem is told at once, with file, key path, what is wrong and what is
-allowed. What a manifest calls dangerous is there to be seen, and never exposed.
+allowed. An operation that a manifest calls dangerous is listed, and never exposed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from gateway.model import (
     Source,
     Tool,
 )
-from gateway.naming import did_you_mean, override_for, unmatched
+from gateway.naming import did_you_mean, override_for, unmatched_patterns
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 Schema = dict[str, Any]
 
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^\s{}?#]*)?", re.ASCII)
-_NOT_SET = OWN_HEADERS | {"authorization", "content-type"}  # headers
+_RESERVED_HEADERS = OWN_HEADERS | {"authorization", "content-type"}
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
@@ -55,11 +55,11 @@ Words = Annotated[str, Field(min_length=1)]
 Number = Annotated[int | float, Field(gt=-(2**53), lt=2**53, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
-Problems = Iterator[tuple[str, str]]  # key, and what is wrong with it
+Problems = Iterator[tuple[str, str]]  # key, and the reason
 
 
 class Value(Table):
-    """What may go into one argument, or into a part of one."""
+    """The rules for the value of an argument, or of a part of an argument."""
 
     type: Kind = "string"
     required: bool = False
@@ -78,7 +78,7 @@ class Value(Table):
     open: bool = False  # an object that may have properties beyond those named
 
     def problems(self) -> Problems:
-        """What does not fit together."""
+        """The keys that do not fit together, each with the reason."""
         if (self.type == "array") != (self.items is not None):
             yield "items", "an array needs `items`, and nothing else may have them"
         if self.type != "object" and (self.properties or self.open):
@@ -89,11 +89,11 @@ class Value(Table):
             yield "default", f"{self.default!r} is not in enum"
         for key, items in (("enum", self.enum or ()), ("default", (self.default,))):
             for item in items:
-                if item is not None and not _fits(item, self.type):
+                if item is not None and not _is_of_type(item, self.type):
                     yield key, f"{item!s} is not of type {self.type}"
 
 
-def _fits(item: Any, kind: str) -> bool:
+def _is_of_type(item: Any, kind: str) -> bool:
     if isinstance(item, int | float) and not abs(item) < 2**53:  # NaN compares false
         return False
     try:
@@ -107,17 +107,17 @@ class Param(Value):
 
     name: Words
     place: Literal["path", "query", "header"] = Field(alias="in", default="query")
-    argument: str | None = None  # what the agent sees, where the name on the wire does not suit
+    argument: str | None = None  # the name that the agent sees, if not the one on the wire
     explode: bool = False  # an array as name=a&name=b; else name=a,b
 
     @property
-    def shown(self) -> str:
-        """What the agent sees."""
+    def agent_name(self) -> str:
+        """The name that the agent sees."""
         return self.argument or self.name
 
     def problems(self) -> Problems:
         yield from super().problems()
-        if self.place == "header" and self.name.lower() in _NOT_SET:
+        if self.place == "header" and self.name.lower() in _RESERVED_HEADERS:
             yield "name", f"{self.name!r} is not a header a manifest may set"
         if self.place != "query" and self.type in ("array", "object"):
             yield "type", f"only a query parameter may be of type {self.type}"
@@ -141,7 +141,7 @@ class EntryBody(Table):
 
 
 class Entry(Table):
-    """One thing the provider can do."""
+    """One operation of the provider."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$")]
     method: Method
@@ -160,12 +160,12 @@ class Entry(Table):
 
     @property
     def effective_access(self) -> Access:
-        """What this operation does: as stated, else as its method says."""
+        """The access of this operation: as stated, else as its method says."""
         return self.access or ACCESS_OF_METHOD[self.method]
 
     @property
     def route(self) -> str:
-        """What tells it apart from others on the wire."""
+        """The method and path, which tell the operation apart from the others on the wire."""
         return f"{self.method} {_VARIABLE.sub('{}', self.path)}"
 
     def problems(self) -> Problems:
@@ -173,18 +173,18 @@ class Entry(Table):
             yield "body", f"{self.method} sends no body; remove it or use another method"
         if self.wrap_in_data and (not self.body or self.body.media_type != "application/json"):
             yield "wrap_in_data", "only a JSON body can be wrapped; add one in [operations.body]"
-        wanted = _VARIABLE.findall(self.path)
+        variables = _VARIABLE.findall(self.path)
         declared = [param.name for param in self.params if param.place == "path"]
-        for name in dict.fromkeys(wanted):
+        for name in dict.fromkeys(variables):
             if name not in declared:
                 yield "path", f"{{{name}}} has no parameter; add one with in = 'path'"
         for name in declared:
-            if name not in wanted:
+            if name not in variables:
                 yield "params", f"{name!r} is in the path, but {self.path} has no {{{name}}}"
 
 
 class Auth(Table):
-    """How one signs in there."""
+    """How a caller signs in to the provider."""
 
     types: Annotated[tuple[AuthType, ...], Field(strict=False)]
     scheme: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$")] | None = None
@@ -207,7 +207,7 @@ class OnBehalfOf(Table):
 
 
 class Paging(Table):
-    """What operations with `paged = true` share: arguments, and words on how to go on."""
+    """What operations with `paged = true` share: arguments, and a hint on how to go on."""
 
     hint: str = ""
     params: Annotated[tuple[Param, ...], Field(strict=False)] = ()
@@ -246,8 +246,8 @@ class Manifest(Table):
         if self.regions and "{region}" not in self.base_url:
             yield "base_url", "has no {region} for the [regions] table to fill in"
         if self.regions and self.regions.default not in self.regions.values:
-            known = ", ".join(self.regions.values)
-            yield "regions.default", f"{self.regions.default!r} is not a region; allowed: {known}"
+            names = ", ".join(self.regions.values)
+            yield "regions.default", f"{self.regions.default!r} is not a region; allowed: {names}"
         for region in self.regions.values if self.regions else (None,):
             if not _ADDRESS.fullmatch(address := self.address(region)):
                 yield "base_url", f"{address!r} is not an http(s) address of a host"
@@ -256,29 +256,29 @@ class Manifest(Table):
         if not self.operations:
             yield "operations", "is empty; a manifest has at least one [[operations]] table"
         for name, value in self.headers.items():
-            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _NOT_SET:
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _RESERVED_HEADERS:
                 yield "headers", f"{name!r} is not a header a manifest may set"
             if not value.isprintable():
                 yield "headers", f"the value of {name!r} holds a character that can't be sent"
         for key in ("id", "capability", "route"):
-            for name in _repeated(getattr(entry, key) for entry in self.operations):
+            for name in _find_repeated(getattr(entry, key) for entry in self.operations):
                 yield "operations", f"{name!r} is here more than once; each must be its own"
         for index, entry in enumerate(self.operations):
             where = f"operations.{index}"
             if entry.requires_on_behalf_of and self.on_behalf_of is None:
                 words = "needs an [on_behalf_of] table with name and in"
                 yield f"{where}.requires_on_behalf_of", words
-            for name in _repeated(param.shown.lower() for param in self.params_of(entry)):
+            for name in _find_repeated(param.agent_name.lower() for param in self.params_of(entry)):
                 words = f"{name!r} is here more than once; give one an `argument`"
                 yield f"{where}.params", words
 
 
-def _repeated(names: Iterator[str | None]) -> list[str]:
+def _find_repeated(names: Iterator[str | None]) -> list[str]:
     return [name for name, count in Counter(names).items() if name and count > 1]
 
 
 def _problems_in(value: Any, where: str = "") -> Iterator[str]:
-    """What does not fit together in a table or below it, each with its key path."""
+    """Each problem in a table or below it, with its key path."""
     below: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Table):
         for key, words in getattr(value, "problems", tuple)():
@@ -327,9 +327,9 @@ def region_problem(manifest: Manifest, region: str | None) -> str | None:
         return None
     if manifest.regions is None:
         return f"region: {manifest.display_name} has no regions; remove the key"
-    known = tuple(manifest.regions.values)
-    meant = did_you_mean(region, known)
-    return f"region: {region!r} is not allowed{meant}; allowed: {', '.join(known)}"
+    names = tuple(manifest.regions.values)
+    suggestion = did_you_mean(region, names)
+    return f"region: {region!r} is not allowed{suggestion}; allowed: {', '.join(names)}"
 
 
 def translate_manifest(
@@ -344,34 +344,34 @@ def translate_manifest(
         ) from error
     if problem := region_problem(manifest, source.region):
         raise DefinitionUnreadable(problem, "Correct the connection's region.")
-    known = [entry for entry in manifest.operations if _is_for_somebody(entry, source)]
-    told = replace(
+    entries = [entry for entry in manifest.operations if _has_required_user(entry, source)]
+    api_source = replace(
         source,
         display_name=source.display_name or manifest.display_name,
         base_url=source.base_url or manifest.address(source.region),
         blocklist=(*manifest.blocklist, *source.blocklist),
-        operations={entry.id: _override(source, entry) for entry in known},
+        operations={entry.id: _override(source, entry) for entry in entries},
     )
-    document = orjson.dumps(_document(manifest, source, known))
-    return document, told, partial(_completed, manifest, source)
+    document = orjson.dumps(_document(manifest, source, entries))
+    return document, api_source, partial(_complete_build, manifest, source)
 
 
-def _completed(manifest: Manifest, source: Source, built: Build) -> Build:
+def _complete_build(manifest: Manifest, source: Source, build: Build) -> Build:
     operations = {entry.id: entry for entry in manifest.operations}
-    tools = (_curated(manifest, operations[str(tool.operation)], tool) for tool in built.tools)
-    unowned = (
-        _unowned(manifest, entry, built)
+    tools = (_curate_tool(manifest, operations[str(tool.operation)], tool) for tool in build.tools)
+    without_user = (
+        _skip_without_user(manifest, entry, build)
         for entry in manifest.operations
-        if not _is_for_somebody(entry, source)
+        if not _has_required_user(entry, source)
     )
     limit = manifest.rate_limit
     return replace(
-        built,
+        build,
         format="manifest",
         title=manifest.display_name,
         tools=tuple(tools),
-        skipped=(*built.skipped, *unowned),
-        problems=tuple(dict.fromkeys((*_problems(manifest, source), *built.problems))),
+        skipped=(*build.skipped, *without_user),
+        problems=tuple(dict.fromkeys((*_problems(manifest, source), *build.problems))),
         blocklist=manifest.blocklist,
         rate_limit=RateLimit(limit.requests, limit.window_seconds) if limit else None,
         auth_scheme=manifest.auth.scheme,
@@ -379,28 +379,28 @@ def _completed(manifest: Manifest, source: Source, built: Build) -> Build:
     )
 
 
-def _is_for_somebody(entry: Entry, source: Source) -> bool:
+def _has_required_user(entry: Entry, source: Source) -> bool:
     return bool(source.on_behalf_of) or not entry.requires_on_behalf_of
 
 
-def _unowned(manifest: Manifest, entry: Entry, built: Build) -> Skipped:
+def _skip_without_user(manifest: Manifest, entry: Entry, build: Build) -> Skipped:
     reason = f"{manifest.display_name} needs to know for which user: set on_behalf_of"
-    spelled = (entry.id, entry.method, entry.path)
-    return Skipped(*spelled, reason, entry.effective_access, base_url=built.base_url)
+    place = (entry.id, entry.method, entry.path)
+    return Skipped(*place, reason, entry.effective_access, base_url=build.base_url)
 
 
 def _override(source: Source, entry: Entry) -> Override:
-    """What the connection says of an operation, and else the manifest."""
-    said = override_for(source.operations, entry.id)
+    """The access and risk of an operation: the connection's, else the manifest's."""
+    configured = override_for(source.operations, entry.id)
     if entry.effective_access == "dangerous":
-        return replace(said, access="dangerous")
-    if said.access is not None:
-        return said
-    return replace(said, access=entry.effective_access, risk=said.risk or entry.risk)
+        return replace(configured, access="dangerous")
+    if configured.access is not None:
+        return configured
+    return replace(configured, access=entry.effective_access, risk=configured.risk or entry.risk)
 
 
-def _curated(manifest: Manifest, entry: Entry, tool: Tool) -> Tool:
-    """The tool with what only a manifest says of it."""
+def _curate_tool(manifest: Manifest, entry: Entry, tool: Tool) -> Tool:
+    """The tool with the details that only a manifest gives."""
     http = tool.http
     if entry.wrap_in_data and http is not None and http.body is not None:
         http = replace(http, body=replace(http.body, wrap="data"))
@@ -414,7 +414,7 @@ def _problems(manifest: Manifest, source: Source) -> Iterator[Problem]:
         hint = f" ({manifest.auth.hint})" if manifest.auth.hint else ""
         words = f"{manifest.display_name} takes {allowed}{hint}, not {source.auth_type}"
         yield Problem("warning", "auth.type", words, configured=True)
-    yield from unmatched(source, [entry.id for entry in manifest.operations])
+    yield from unmatched_patterns(source, [entry.id for entry in manifest.operations])
 
 
 # --- the OpenAPI document -------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def _operation(manifest: Manifest, source: Source, entry: Entry) -> Schema:
     operation: Schema = {
         "operationId": entry.id,
         "summary": entry.title,
-        "description": _text(manifest, entry),
+        "description": _operation_text(manifest, entry),
         "tags": [manifest.provider, manifest.category],
         "parameters": [
             *(_parameter(param) for param in manifest.params_of(entry)),
@@ -449,8 +449,8 @@ def _operation(manifest: Manifest, source: Source, entry: Entry) -> Schema:
     return operation
 
 
-def _text(manifest: Manifest, entry: Entry) -> str:
-    """What to choose by, then what comes back, then how to get more of it."""
+def _operation_text(manifest: Manifest, entry: Entry) -> str:
+    """The description, then what the operation returns, then how to get the next page."""
     returns = f"Returns {entry.returns.rstrip('.')}." if entry.returns else ""
     paging = manifest.paging.hint if entry.paged else ""
     return " ".join(part for part in (entry.description, returns, paging) if part)
@@ -463,12 +463,12 @@ def _parameter(param: Param) -> Schema:
         "required": param.required or param.place == "path",
         "explode": param.explode,
         "schema": _schema(param),
-        "x-gateway-argument": param.shown,
+        "x-gateway-argument": param.agent_name,
     }
 
 
 def _constants(manifest: Manifest, entry: Entry, source: Source) -> Iterator[Schema]:
-    """What the agent neither sees nor chooses: fixed headers, and the user a write is made for."""
+    """The values that the agent doesn't see: fixed headers, and the user a write is made for."""
     fixed = [(name, "header", value) for name, value in manifest.headers.items()]
     if entry.requires_on_behalf_of and (behalf := manifest.on_behalf_of) is not None:
         fixed.append((behalf.name, behalf.place, source.on_behalf_of or ""))
@@ -477,13 +477,13 @@ def _constants(manifest: Manifest, entry: Entry, source: Source) -> Iterator[Sch
         yield {"name": name, "in": place, "schema": schema, "x-ms-visibility": "internal"}
 
 
-_SAID = "description enum default format minimum maximum min_length max_length min_items max_items"
-_KEYWORDS = {key: to_camel(key) for key in _SAID.split()}
+_KEYS = "description enum default format minimum maximum min_length max_length min_items max_items"
+_KEYWORDS = {key: to_camel(key) for key in _KEYS.split()}
 
 
 def _schema(value: Value) -> Schema:
-    given = ((keyword, getattr(value, key)) for key, keyword in _KEYWORDS.items())
-    schema = {keyword: said for keyword, said in given if said not in (None, "")}
+    pairs = ((keyword, getattr(value, key)) for key, keyword in _KEYWORDS.items())
+    schema = {keyword: setting for keyword, setting in pairs if setting not in (None, "")}
     if value.items is not None:
         schema["items"] = _schema(value.items)
     return {"type": value.type, **schema, **(_object(value) if value.type == "object" else {})}

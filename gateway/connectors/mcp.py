@@ -4,8 +4,8 @@ Upstream tools keep their own spelling and their own words; what a connection's 
 is laid over them: which ones are shown, under which name (`wrap`), what is filled in for the caller
 and so leaves the schema, and what each may do. A tool that is malformed is skipped with a reason:
 one bad tool in a page would otherwise fail the whole list at the client. `wrap` is explicit, so
-neither `tools` nor `exclude_tools` hides a wrapped tool (naming the original in both is how one
-says "only the wrapped one"); the connection's `exclude` does.
+neither `tools` nor `exclude_tools` hides a wrapped tool (an operator names the original in both to
+show only the wrapped tool); the connection's `exclude` does.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from gateway.model import (
 )
 from gateway.naming import (
     description_of,
+    exclusion_reason,
+    find_pattern,
     fingerprint,
-    matching,
     override_for,
-    ruled_out,
     token_cost,
-    unmatched,
+    unmatched_patterns,
     visible,
 )
 from gateway.plain import forms_of
@@ -55,7 +55,7 @@ Raw = Mapping[str, Any]
 
 HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 IDEMPOTENCY_NOTE = " 🔑 Auto-generates an idempotency token"
-OURS = ("gateway/", "io.modelcontextprotocol/", "modelcontextprotocol.io/", "mcp/")
+OUR_PREFIXES = ("gateway/", "io.modelcontextprotocol/", "modelcontextprotocol.io/", "mcp/")
 CUT: Mapping[str, Any] = {  # as short as can be: every tool's entry holds it
     "title": "Too large: read_result reads it",
     "properties": {"truncated": {"const": True}},
@@ -72,24 +72,24 @@ def build_upstream(listing: Sequence[Raw], source: Source) -> Build:
     skipped: list[Skipped] = []
     usable: dict[str, Raw] = {}
     for raw in listing:
-        if reason := _unusable(raw, usable):
+        if reason := _tool_fault(raw, usable):
             skipped.append(_skip(raw, reason))
         else:
             usable[raw["name"]] = raw
-    for raw, wrap in _wanted(usable, source, skipped):
-        made = _tool(raw, source, wrap)
-        if isinstance(made, Tool) and made.name in tools:
-            made = _skip(raw, f"another tool is already called {made.name}")
-        if isinstance(made, Tool):
-            tools[made.name] = made
+    for raw, wrap in _select_tools(usable, source, skipped):
+        outcome = _tool(raw, source, wrap)
+        if isinstance(outcome, Tool) and outcome.name in tools:
+            outcome = _skip(raw, f"another tool is already called {outcome.name}")
+        if isinstance(outcome, Tool):
+            tools[outcome.name] = outcome
         else:
-            skipped.append(made)
+            skipped.append(outcome)
     problems = drift(listing, source)
-    promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
+    with_output = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
     problems += [
         Problem("info", tool.name, "its output schema can't be listed and is left out")
         for tool in tools.values()
-        if tool.output_schema is None and tool.operation in promised
+        if tool.output_schema is None and tool.operation in with_output
     ]
     return Build(
         format="mcp",
@@ -102,7 +102,7 @@ def build_upstream(listing: Sequence[Raw], source: Source) -> Build:
 
 
 def drift(listing: Sequence[Raw], source: Source) -> list[Problem]:
-    """Where the configuration names what the upstream no longer has."""
+    """Problems where the configuration names tools or parameters that the upstream lacks."""
     by_name = {str(raw.get("name")): raw for raw in listing}
     problems = [problem for wrap in source.wraps for problem in _wrap_drift(wrap, by_name)]
     parameters = {name for raw in listing for name in _properties(raw.get("inputSchema"))}
@@ -111,9 +111,9 @@ def drift(listing: Sequence[Raw], source: Source) -> list[Problem]:
         for name in source.inject
         if name not in parameters
     ]
-    given = [wrap.as_ for wrap in source.wraps if wrap.as_]
+    aliases = [wrap.as_ for wrap in source.wraps if wrap.as_]
     lists = {"tools": source.tools, "exclude_tools": source.exclude_tools}
-    found = unmatched(source, by_name, "tool of the upstream", given=given, **lists)
+    found = unmatched_patterns(source, by_name, "tool of the upstream", aliases=aliases, **lists)
     return [*problems, *found]
 
 
@@ -134,25 +134,25 @@ def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Raw]) -> Iterator[Problem]:
             yield _about("warning", f"{where}.inject", _NO_PARAMETER.format(name))
 
 
-def _wanted(
+def _select_tools(
     usable: Mapping[str, Raw], source: Source, skipped: list[Skipped]
 ) -> Iterator[tuple[Raw, Wrap]]:
     """The tools that the configuration shows: wrapped ones first, so that they keep their names."""
     wrapped: dict[str, list[str]] = {}
     for wrap in source.wraps:
-        if wrap.tool in usable and not matching(wrap.tool, source.exclude):
+        if wrap.tool in usable and not find_pattern(wrap.tool, source.exclude):
             wrapped.setdefault(wrap.tool, []).append(wrap.as_ or wrap.tool)
             yield usable[wrap.tool], wrap
     for name, raw in usable.items():
         if name in wrapped:
             reason = "" if name in wrapped[name] else f"wrapped as {', '.join(wrapped[name])}"
-        elif not (reason := ruled_out(name, source)):
+        elif not (reason := exclusion_reason(name, source)):
             yield raw, Wrap(name)
         if reason:
             skipped.append(_skip(raw, reason))
 
 
-def _unusable(raw: Raw, known: Mapping[str, Raw]) -> str | None:
+def _tool_fault(raw: Raw, usable: Mapping[str, Raw]) -> str | None:
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not name:
         return "its name is not a string"
@@ -166,11 +166,11 @@ def _unusable(raw: Raw, known: Mapping[str, Raw]) -> str | None:
         return "it only runs as a task, which the gateway does not pass on"
     if fault := _schema_fault(schema) or find_invalid_x_mcp_header(schema):
         return fault
-    return "the upstream lists this name twice" if name in known else None
+    return "the upstream lists this name twice" if name in usable else None
 
 
 def _schema_fault(schema: Raw) -> str | None:
-    """Why nobody could check arguments against this schema, or None."""
+    """Why arguments can't be checked against this schema, or None."""
     try:
         size = len(orjson.dumps(schema))
     except TypeError:
@@ -202,18 +202,18 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
     inject = list(dict.fromkeys((*wrap.inject, *inject)))
     field = wrap.idempotency_field
     target = UpstreamOperation(raw["name"], tuple(inject), field, wrap.record)
-    schema = _without(raw["inputSchema"], {*inject, field})
-    title = _shown_title(raw.get("title"))
+    schema = _without_parameters(raw["inputSchema"], {*inject, field})
+    title = _clean_title(raw.get("title"))
     description = _description(raw, source, override, IDEMPOTENCY_NOTE if field else "")
     output = _output_schema(raw)
-    shown: dict[str, Any] = {"name": name, "description": description, "inputSchema": schema}
+    listed_tool: dict[str, Any] = {"name": name, "description": description, "inputSchema": schema}
     if title:
-        shown["title"] = title
+        listed_tool["title"] = title
     if output is not None:
-        shown["outputSchema"] = _listed_output(output)
+        listed_tool["outputSchema"] = _output_to_list(output)
     if annotations := _annotations(raw, source, override.access):
-        shown["annotations"] = annotations
-    entry = orjson.dumps({**shown, **_extras(raw, source)})
+        listed_tool["annotations"] = annotations
+    entry = orjson.dumps({**listed_tool, **_extras(raw, source)})
     tool = Tool(
         name=name,
         local_name=local,
@@ -228,7 +228,7 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         description=description,
         input_schema=orjson.dumps(schema),
         entry=entry,
-        tokens=token_cost(orjson.dumps(shown)),  # of what a model reads
+        tokens=token_cost(orjson.dumps(listed_tool)),  # of what a model reads
         upstream=target,
         output_schema=None if output is None else orjson.dumps(output),
         keywords=" ".join(schema.get("properties", {})),
@@ -237,15 +237,15 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
     return replace(tool, fingerprint=fingerprint(source, tool))
 
 
-def _without(schema: Raw, gone: set[str | None]) -> dict[str, Any]:
-    """The schema with some parameters gone from `properties` and `required`."""
-    kept = dict(schema)
-    if gone.isdisjoint(_properties(schema)) and gone.isdisjoint(schema.get("required") or ()):
-        return kept
-    kept["properties"] = {k: v for k, v in _properties(schema).items() if k not in gone}
-    required = [name for name in schema.get("required") or () if name not in gone]
-    kept.pop("required", None)
-    return {**kept, "required": required} if required else kept
+def _without_parameters(schema: Raw, names: set[str | None]) -> dict[str, Any]:
+    """The schema without these parameters in `properties` and `required`."""
+    reduced = dict(schema)
+    if names.isdisjoint(_properties(schema)) and names.isdisjoint(schema.get("required") or ()):
+        return reduced
+    reduced["properties"] = {k: v for k, v in _properties(schema).items() if k not in names}
+    required = [name for name in schema.get("required") or () if name not in names]
+    reduced.pop("required", None)
+    return {**reduced, "required": required} if required else reduced
 
 
 def _access_by_hints(raw: Raw, source: Source) -> Access:
@@ -257,28 +257,28 @@ def _access_by_hints(raw: Raw, source: Source) -> Access:
 
 
 def _annotations(raw: Raw, source: Source, configured: Access | None) -> dict[str, Any]:
-    """What a trusted upstream says of its tool and no more, unless the configuration knows better.
+    """The hints of a trusted upstream, unless the configuration says another access.
 
     A hint that is missing has a default, which is the careful one.
     """
-    said = _hints(raw)
-    trusted = said if source.trust == "trusted" else {}
+    all_hints = _hints(raw)
+    trusted = all_hints if source.trust == "trusted" else {}
     hints = {name: trusted[name] for name in HINTS if isinstance(trusted.get(name), bool)}
     if configured is not None:
         hints["readOnlyHint"] = configured == "read"
         if configured == "delete" or hints.get("destructiveHint"):
             hints["destructiveHint"] = configured == "delete"
-    title = _shown_title(said.get("title"))
+    title = _clean_title(all_hints.get("title"))
     return {"title": title, **hints} if title else hints
 
 
-def _shown_title(given: Any) -> str:
-    return visible(given).strip()[:NAME_CHARS] if isinstance(given, str) else ""
+def _clean_title(title: Any) -> str:
+    return visible(title).strip()[:NAME_CHARS] if isinstance(title, str) else ""
 
 
 def _description(raw: Raw, source: Source, override: Override, note: str) -> str:
-    given = raw.get("description")
-    text = override.description or (given if isinstance(given, str) else _title(raw))
+    own_text = raw.get("description")
+    text = override.description or (own_text if isinstance(own_text, str) else _title(raw))
     if not source.authenticated:
         note = f" ⚠ {source.display_name} is not authenticated yet.{note}"
     return description_of(source, visible(text).strip(), note)
@@ -286,26 +286,26 @@ def _description(raw: Raw, source: Source, override: Override, note: str) -> str
 
 def _title(raw: Raw) -> str:
     titles = (raw.get("title"), _hints(raw).get("title"), raw["name"])
-    return next(filter(None, map(_shown_title, titles)), "")
+    return next(filter(None, map(_clean_title, titles)), "")
 
 
 def _output_schema(raw: Raw) -> dict[str, Any] | None:
-    """As the upstream has it, unless it would fail the whole list at a client."""
+    """The upstream's output schema, unless it would fail the whole list at a client."""
     schema = raw.get("outputSchema")
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return None
-    return None if _schema_fault(schema) or _schema_fault(_listed_output(schema)) else schema
+    return None if _schema_fault(schema) or _schema_fault(_output_to_list(schema)) else schema
 
 
-def _listed_output(schema: Raw) -> dict[str, Any]:
+def _output_to_list(schema: Raw) -> dict[str, Any]:
     """An upstream's output schema that also allows the gateway's own answers.
 
     Clients check structured content against it, the official TypeScript client that of errors too.
-    Its properties stay at the top, where clients read the types of an answer from, but for those
-    that have the name of one of ours.
+    Its properties stay at the top, where clients read the types of an answer from, except those
+    that have the name of a property of the gateway's own answers.
     """
     properties = schema.get("properties", {})
-    shared = {name: found for name, found in properties.items() if name not in OUR_PROPERTIES}
+    shared = {name: part for name, part in properties.items() if name not in OUR_PROPERTIES}
     top = {key: schema[key] for key in schema if key in CONSTRAINS_NOTHING or key.startswith("x-")}
     rest = {key: schema[key] for key in schema if key not in top}
     rest["properties"] = {**properties, **dict.fromkeys(shared, {})}
@@ -316,18 +316,18 @@ def _extras(raw: Raw, source: Source) -> dict[str, Any]:
     """Icons and `_meta` of a trusted upstream's tool, for programs: passed on within bounds.
 
     One malformed icon would fail the whole list at a client, so only what is well formed is kept.
-    Keys of `_meta` that are ours, or the protocol's own, are not an upstream's to set.
+    Keys of `_meta` that belong to the gateway or the protocol are left out.
     """
-    given = raw.get("icons") if source.trust == "trusted" else None
-    icons = list(filter(None, map(_icon, given if isinstance(given, list) else ())))
+    entries = raw.get("icons") if source.trust == "trusted" else None
+    icons = list(filter(None, map(_icon, entries if isinstance(entries, list) else ())))
     items = mapping(raw.get("_meta")).items() if source.trust == "trusted" else ()
-    found = {"icons": icons, "_meta": {k: v for k, v in items if not k.startswith(OURS)}}
-    return {k: v for k, v in found.items() if v and len(orjson.dumps(v)) <= MAX_EXTRAS_BYTES}
+    extras = {"icons": icons, "_meta": {k: v for k, v in items if not k.startswith(OUR_PREFIXES)}}
+    return {k: v for k, v in extras.items() if v and len(orjson.dumps(v)) <= MAX_EXTRAS_BYTES}
 
 
-def _icon(given: Any) -> dict[str, Any]:
+def _icon(value: Any) -> dict[str, Any]:
     try:
-        icon = Icon.model_validate(given).model_dump(by_alias=True, exclude_none=True)
+        icon = Icon.model_validate(value).model_dump(by_alias=True, exclude_none=True)
     except ValidationError:
         return {}
     return icon if icon["src"].startswith(("https:", "http:", "data:image/")) else {}

@@ -1,6 +1,6 @@
-"""Access: who sees what and why, what runs and what asks, who was let in and who signed in where.
+"""Access: what each principal may see and why, rules for tools, client grants and sign-ins.
 
-Everyone sees and changes what is their own; admins see everyone's. Permissions are put here, over
+Principals see and change their own access; admins see everyone's. Permissions are put here, over
 those of config.toml; principals, roles, bundles and routes have pages of their own (`rights`).
 """
 
@@ -41,26 +41,26 @@ RULES = ("allowed", "confirm", "blocked")
 
 async def access(visit: Visit) -> Response:
     inquiry, snapshot, me = visit.inquiry, visit.snapshot, visit.principal
-    known = await known_principals(inquiry) if me.admin else {me.name: me}
-    rows = list(islice(_access_rows(visit, known.values()), TABLE_ROWS))
+    principals = await known_principals(inquiry) if me.admin else {me.name: me}
+    rows = list(islice(_access_rows(visit, principals.values()), TABLE_ROWS))
     filter = visit.filter("q", "connection", "effective_access")
-    kept = choose_rows(rows, filter, "principal", "role", "organization", "connection")
+    chosen = choose_rows(rows, filter, "principal", "role", "organization", "connection")
     return await list_page(
         visit,
         "access.html",
         "Access",
-        kept,
+        chosen,
         filter,
         own=[row for row in rows if row["principal"] == me.name],
         levels=get_args(Level),
         rules=RULES,
         permissions=snapshot.written_permissions,
         stored=snapshot.stored_permissions is not None,
-        # Of more, nobody reads a list: the name is copied from the page of tools.
+        # Nobody reads a longer list: the name is copied from the page of tools.
         tool_names=sorted(tools) if len(tools := inquiry.view.tools) <= STORE_ROWS else [],
         names=sorted({row["connection"] for row in rows}),
         profiles=_profile_rows(visit),
-        **_to_choose_from(visit, known, me.name, "/mcp"),
+        **_view_choices(visit, principals, me.name, "/mcp"),
         **await rest.list_client_grants(inquiry),
         **await rest.list_grants(inquiry),
         **await credentials.list_credentials(inquiry),
@@ -68,13 +68,13 @@ async def access(visit: Visit) -> Response:
     )
 
 
-def _access_rows(visit: Visit, known: Iterable[Principal]) -> Iterator[dict[str, Any]]:
-    """What each of these may do with each connection; the visitor is the first."""
+def _access_rows(visit: Visit, principals: Iterable[Principal]) -> Iterator[dict[str, Any]]:
+    """A row per principal and connection: what the principal may do; the visitor comes first."""
     snapshot = visit.snapshot
-    for principal in known:
+    for principal in principals:
         bundles = bundles_of(snapshot, principal, Scope("own"))
-        seen = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
-        counts = Counter(tool.connection for tool in seen.values())
+        tools = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
+        counts = Counter(tool.connection for tool in tools.values())
         for state in visit.inquiry.connections():
             if may_know(principal, state):
                 yield {
@@ -90,7 +90,7 @@ def _access_rows(visit: Visit, known: Iterable[Principal]) -> Iterator[dict[str,
 
 
 def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
-    """What each client profile changes of what the visitor's clients are sent."""
+    """A row per client profile: what it changes in the tools sent to the visitor's clients."""
     tools, rows = visit.inquiry.view.direct.values(), []
     clients = visit.snapshot.settings.clients
     costs = {form: sum(listed_tokens(tool, form) for tool in tools) for form in get_args(Form)}
@@ -113,106 +113,106 @@ def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
     return rows
 
 
-# --- through somebody else's eyes -----------------------------------------------------------------
+# --- the view of another principal ----------------------------------------------------------------
 
 
 async def view(visit: Visit) -> Response:
-    """What a principal is listed at an address, and why not the rest."""
-    asked = visit.filter("principal", "address", "role")
-    who, address = asked["principal"] or visit.principal.name, asked["address"] or "/mcp"
-    seen = await view_as(visit.inquiry, who, address, asked["role"])
+    """The tools that a principal is listed at an address, and why the others are not."""
+    query = visit.filter("principal", "address", "role")
+    name, address = query["principal"] or visit.principal.name, query["address"] or "/mcp"
+    listing = await view_as(visit.inquiry, name, address, query["role"])
     filter = visit.filter("q", "connection", "shown", "reason")
-    rows = choose_rows(seen["tools"], filter, "name", "connection", "reason")[:TABLE_ROWS]
-    facts = {key: value for key, value in seen.items() if key != "tools"}
+    rows = choose_rows(listing["tools"], filter, "name", "connection", "reason")[:TABLE_ROWS]
+    facts = {key: value for key, value in listing.items() if key != "tools"}
     if (file := download(visit, "tools", rows, **facts)) is not None:
         return file
-    reasons = Counter((row["shown"], row["reason"]) for row in seen["tools"] if row["reason"])
+    reasons = Counter((row["shown"], row["reason"]) for row in listing["tools"] if row["reason"])
     return await page(
         visit,
         "access_view.html",
-        f"As {who}",
+        f"As {name}",
         rows=rows,
         filter=filter,
-        files=file_links(visit, {**asked, **filter}),
-        seen=seen,
+        files=file_links(visit, {**query, **filter}),
+        listing=listing,
         reasons=[
-            (*each, count, link("/access/view", **asked, shown=each[0], reason=each[1]))
-            for each, count in reasons.most_common()
+            (shown, reason, count, link("/access/view", **query, shown=shown, reason=reason))
+            for (shown, reason), count in reasons.most_common()
         ],
-        names=sorted({row["connection"] for row in seen["tools"]} - {""}),
-        **_to_choose_from(visit, await known_principals(visit.inquiry), who, address),
+        names=sorted({row["connection"] for row in listing["tools"]} - {""}),
+        **_view_choices(visit, await known_principals(visit.inquiry), name, address),
     )
 
 
-def _to_choose_from(visit: Visit, known: Iterable[str], who: str, address: str) -> dict[str, Any]:
-    """What the form has that chooses through whose eyes to look, and where."""
+def _view_choices(visit: Visit, names: Iterable[str], name: str, address: str) -> dict[str, Any]:
+    """The choices of the form that selects a principal and an address to view from."""
     return {
-        "principals": list(known),
+        "principals": list(names),
         "addresses": addresses(visit.inquiry),
         "roles": sorted(visit.snapshot.settings.roles) if claims_roles(visit.inquiry) else [],
-        "chosen": {"principal": who, "address": address, "role": visit.query("role")},
+        "chosen": {"principal": name, "address": address, "role": visit.query("role")},
     }
 
 
-# --- who was let in, and who signed in ------------------------------------------------------------
+# --- client grants and sign-ins -------------------------------------------------------------------
 
 
 async def revoke_client(visit: Visit) -> Response:
-    """Ends what a client was given at the front door."""
+    """Ends the grant of a client."""
     grant = await rest.delete_client_grant(visit.inquiry, visit.id)
     words = f"{clip(grant['client_name'], 60)} is let in no longer"
-    return toast(visit, words, gone=f"client-{visit.id}")
+    return toast(visit, words, removed_id=f"client-{visit.id}")
 
 
 async def revoke_sign_in(visit: Visit) -> Response:
-    """Ends what somebody, or an admin for everybody, has given for an API."""
+    """Ends the sign-in of one principal, or by an admin of everybody, at an API."""
     owner = visit.form.get("owner", "")
     await credentials.delete_sign_in(visit.inquiry, visit.id, owner)
-    whose = clip(owner, 60) if owner else "Everybody"
-    gone = visit.form.get("row", "")
-    return toast(visit, f"{whose} is signed out of {visit.id}", gone=gone)
+    owner_name = clip(owner, 60) if owner else "Everybody"
+    row_id = visit.form.get("row", "")
+    return toast(visit, f"{owner_name} is signed out of {visit.id}", removed_id=row_id)
 
 
 async def sign_in(visit: Visit) -> Response:
-    """Leads the visitor to where they sign in to an API as themselves."""
-    found = await credentials.sign_in(visit.inquiry, visit.request.path_params["name"])
-    return RedirectResponse(found["sign_in_url"], 303)
+    """Redirects the visitor to the page where they sign in to an API as themselves."""
+    answer = await credentials.sign_in(visit.inquiry, visit.request.path_params["name"])
+    return RedirectResponse(answer["sign_in_url"], 303)
 
 
 async def sign_out(visit: Visit) -> Response:
-    """Forgets what the visitor has given for an API."""
-    found = await credentials.delete_credential(visit.inquiry, visit.request.path_params["name"])
-    return toast(visit, f"Signed out of {clip(found['display_name'], 60)}")
+    """Deletes the credential that the visitor gave for an API."""
+    answer = await credentials.delete_credential(visit.inquiry, visit.request.path_params["name"])
+    return toast(visit, f"Signed out of {clip(answer['display_name'], 60)}")
 
 
 # --- what can be changed at run time --------------------------------------------------------------
 
 
 async def choose(visit: Visit) -> Response:
-    """The visitor's own choice for one connection."""
+    """Stores the visitor's own choice of access for one connection."""
     chosen = await rest.choose_access(visit.inquiry, visit.id, visit.form.get("access"))
     return toast(visit, f"Your access to {visit.id} is now {chosen['user_access']}")
 
 
 async def permissions(visit: Visit) -> Response:
-    """The level for everyone; config.toml's again where `reset` says so."""
+    """Stores the level for everyone; `reset` brings back the permissions of config.toml."""
     if visit.form.get("reset"):
         await rest.delete_permissions(visit.inquiry)
         return toast(visit, "The permissions of config.toml are in force again")
     values = await rest.get_permissions(visit.inquiry) | {"level": visit.form.get("level", "")}
-    put = await rest.put_permissions(visit.inquiry, values)
-    return toast(visit, f"Permissions are now {put['level']}")
+    stored = await rest.put_permissions(visit.inquiry, values)
+    return toast(visit, f"Permissions are now {stored['level']}")
 
 
 async def rule(visit: Visit) -> Response:
-    """A rule for one tool, over the level; no rule: the level decides."""
+    """Stores a rule for one tool, over the level; without a rule the level decides."""
     visit.inquiry.require_admin()
-    name, said = visit.form.get("tool", "").strip(), visit.form.get("rule", "")
+    name, tool_rule = visit.form.get("tool", "").strip(), visit.form.get("rule", "")
     values = await rest.get_permissions(visit.inquiry)
     rules = {tool: each for tool, each in values["tools"].items() if tool != name}
-    if said:
+    if tool_rule:
         if name not in visit.snapshot.tools and name not in values["tools"]:
             raise Fixable("invalid_arguments", f"There is no tool {clip(name, 80)!r}.")
-        rules[name] = said
+        rules[name] = tool_rule
     await rest.put_permissions(visit.inquiry, values | {"tools": rules})
     return go(visit, "/console/access#rules")

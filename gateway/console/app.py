@@ -1,4 +1,4 @@
-"""The door of the console: signing in, what a form must carry, routes, what every answer says.
+"""The console as an ASGI application: sign-in, checks of forms, routes, errors, live streams.
 
 Only the cookie counts here; a bearer token does not. Every post carries the session's token, in a
 header or a field, and comes from our own origin. Nothing on a page may come from elsewhere or run
@@ -6,7 +6,7 @@ inline: the policy in the headers says so, and templates escape whatever they ar
 
 An open page has a stream at its address under /console/events. Nothing is queued there: a stream
 is woken, renders the moving parts of its page and sends those that differ, so that a slow reader
-simply sees fewer steps. Lists with a filter are told by a named event that there is something new.
+simply sees fewer steps. A named event tells lists with a filter that there is something new.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Visit], Awaitable[Response]]
 # What an open page depends on: the newest of the ledger and of the catalog first.
-Seen = tuple[int, int, int, int, str | None, float]
-# What a page shows, and which parts of it move: the ids of their places, the names of templates.
+Inputs = tuple[int, int, int, int, str | None, float]
+# The function with the values of a page, and the ids of its moving parts; each has a template.
 Live = tuple[Callable[[Visit, Navigation], Awaitable[dict[str, Any]]], str]
 
 
@@ -108,10 +108,10 @@ PAGES: Mapping[str, Handler] = {
     "/access/rights/{kind}": rights.rights,
 }
 LIVE: Mapping[str, Live] = {
-    "": (calls.shown_overview, "stats picture tasks feed health"),
-    "/connections/{name}": (connections.shown_connection, "state changes connection-tools"),
-    "/approvals": (cards.shown_approvals, "cards feed grants"),
-    "/executions/{id}": (executions.shown_execution, "execution"),
+    "": (calls.overview_values, "stats picture tasks feed health"),
+    "/connections/{name}": (connections.connection_values, "state changes connection-tools"),
+    "/approvals": (cards.approvals_values, "cards feed grants"),
+    "/executions/{id}": (executions.execution_values, "execution"),
 }
 ACTIONS: Mapping[str, Handler] = {
     "/connections": connections.put,
@@ -153,12 +153,12 @@ class Console:
         sessions = ConsoleSessions(identity, seal, gateway.db)
         self.backend = Backend(gateway, identity, sessions, health, contacts, public_url)
         self._throttle = Throttle()
-        router = Router(self._routes(), default=self._answer_nowhere)
+        router = Router(self._routes(), default=self._answer_unknown_path)
         errors = (GatewayError, Unauthenticated, HTTPException, ConnectionError, Exception)
         self._app = ExceptionMiddleware(router, dict.fromkeys(errors, _answer_error))
 
     def link(self, url: str) -> str:
-        """The address to print at start: it signs in once, where there is an admin to be."""
+        """The address to print at start: it signs in an admin once, where there is one."""
         address = f"{url}/console/sign-in"
         link = self.backend.sessions.link()
         return f"{address}?link={link}" if link else address
@@ -178,19 +178,19 @@ class Console:
         await self._app(scope, receive, send_guarded)
 
     def _routes(self) -> list[BaseRoute]:
-        found = [
+        routes = [
             Mount("/console/static", StaticFiles(directory=STATIC)),
             Route("/console/sign-in", self._sign_in, methods=["GET", "POST"]),
         ]
         for path, page in PAGES.items():
-            found.append(Route(f"/console{path}", partial(self._answer_page, page)))
+            routes.append(Route(f"/console{path}", partial(self._answer_page, page)))
             stream = partial(self._open_stream, LIVE.get(path))
-            found.append(Route(f"/console/events{path}", stream))
+            routes.append(Route(f"/console/events{path}", stream))
         for path, action in ACTIONS.items():
             take = partial(self._take_form, action)
-            found.append(Route(f"/console{path}", take, methods=["POST"]))
+            routes.append(Route(f"/console{path}", take, methods=["POST"]))
         # A page that failed is open too, and wants to know when its gateway is back.
-        return [*found, Route("/console/events{path:path}", partial(self._open_stream, None))]
+        return [*routes, Route("/console/events{path:path}", partial(self._open_stream, None))]
 
     async def _answer_page(self, answer: Handler, request: Request) -> Response:
         return await answer(await self._visit(request))
@@ -209,7 +209,7 @@ class Console:
         step = _OpenPage(feed, lambda: self._visit(request), live).step
         return feed.stream(name, step, rest=LIVE_SECONDS)
 
-    async def _answer_nowhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_unknown_path(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._session(Request(scope))  # a stranger is asked to sign in first
         raise NotFound("invalid_arguments", "There is nothing at this address.")
 
@@ -236,12 +236,12 @@ class Console:
             return page
         try:
             if link:
-                return self._signed_in(await sessions.open_by_link(link), by_link=True)
+                return self._enter_console(await sessions.open_by_link(link), by_link=True)
             check_origin(request)
             form = await read_form(request, MAX_BODY_BYTES)
-            return self._signed_in(await sessions.open_by_token(form.get("token", "")))
+            return self._enter_console(await sessions.open_by_token(form.get("token", "")))
         except Unauthenticated:
-            self._throttle.failed(address)
+            self._throttle.count_failure(address)
             old = "That link was used already or is too old. Start the gateway again for a new one."
             return self._sign_in_page(old if link else "That token is not known here.", 401)
 
@@ -251,7 +251,7 @@ class Console:
         text = render("sign_in.html", problem=problem, mode=auth.mode, by_provider=oidc)
         return Response(text, status, media_type="text/html")
 
-    def _signed_in(self, cookie: str, *, by_link: bool = False) -> Response:
+    def _enter_console(self, cookie: str, *, by_link: bool = False) -> Response:
         # After a link the next step starts from our own page: a browser that came from elsewhere
         # would not send a strict cookie along with a redirect.
         if by_link:
@@ -263,7 +263,7 @@ class Console:
 
 
 def _is_opened(request: Request) -> bool:
-    """Whether a person opens the address; a look ahead must not use their link up."""
+    """Whether a person opens the address; a prefetch by the browser must not use the link up."""
     return request.method == "GET" and "prefetch" not in request.headers.get("sec-purpose", "")
 
 
@@ -273,19 +273,19 @@ def _is_opened(request: Request) -> bool:
 async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case Unauthenticated():
-            return _to_sign_in(request)
+            return _ask_to_sign_in(request)
         case HTTPException():
             return Response(error.detail, error.status_code, media_type="text/plain")
         case ConnectionError():
-            return Response(status_code=400)  # the client has gone: nobody reads it
+            return Response(status_code=400)  # the client has gone: nobody reads the answer
         case GatewayError():
-            return _failed(request, error)
+            return _answer_failure(request, error)
     # The boundary: a stack must never reach a browser.
     log.error("page failed", path=request.url.path, exc_info=error)
-    return _failed(request, Broken("internal", "The console failed on this request."))
+    return _answer_failure(request, Broken("internal", "The console failed on this request."))
 
 
-def _to_sign_in(request: Request) -> Response:
+def _ask_to_sign_in(request: Request) -> Response:
     if is_partial(request):
         return Response(status_code=401, headers={"hx-redirect": "/console/sign-in"})
     is_stream = request.url.path.startswith("/console/events")
@@ -294,13 +294,13 @@ def _to_sign_in(request: Request) -> Response:
     return Response("Sign in first.", 401, media_type="text/plain")
 
 
-def _failed(request: Request, error: GatewayError) -> Response:
+def _answer_failure(request: Request, error: GatewayError) -> Response:
     status, headers = error_status(error), retry_header(error.details)
     if not is_partial(request):
         return Response(render("failed.html", error=error), status, headers, "text/html")
     to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
     words = f"{error.message} {error.hint}".strip()
-    text = render("_toast.html", message=words, good=False, gone="")
+    text = render("_toast.html", message=words, good=False, removed_id="")
     return Response(text, status, {**headers, **to_corner}, "text/html")
 
 
@@ -312,73 +312,73 @@ _TIME_WORDS = re.compile(r"(<time[^>]*>)[^<]*(?=</time>)|data-left=\"\d+\"")
 
 @dataclass
 class _OpenPage:
-    """One open page, and what of it was last sent."""
+    """One open page, and the hashes of the parts that were last sent to it."""
 
     feed: Feed
     visit: Callable[[], Awaitable[Visit]]
     live: Live | None
-    sent: dict[str, bytes] = field(default_factory=dict)
-    seen: Seen | None = None
-    look_again: float = 0.0
+    sent_sums: dict[str, bytes] = field(default_factory=dict)
+    inputs: Inputs | None = None
+    next_look: float = 0.0
 
     async def step(self, say: Say) -> bool:
-        """Sends what is new; False: the session is over."""
+        """Sends the parts that are new; False: the session is over."""
         try:
             async with self.feed.turn:
                 if self.feed.closing:
                     return False
                 visit = await self.visit()
-                await self.feed.say_watched()
-                seen, news = await self._seen(visit), b""
-                if seen != self.seen or time.monotonic() > self.look_again:
-                    news = partials(self._changed(await self._parts(visit))) + self._news(seen)
-                    self.seen, self.look_again = seen, time.monotonic() + PING_SECONDS
-            await say(news)  # behind the turn: others don't wait for a slow reader
+                await self.feed.announce_reader()
+                inputs, news = await self._read_inputs(visit), b""
+                if inputs != self.inputs or time.monotonic() > self.next_look:
+                    news = partials(self._drop_sent(await self._parts(visit))) + self._news(inputs)
+                    self.inputs, self.next_look = inputs, time.monotonic() + PING_SECONDS
+            await say(news)  # after the turn: other streams don't wait for a slow reader
         except Unauthenticated:
             await say(event_frame(b"", "signed-out"))
             return False
         except GatewayError:
-            pass  # the store is away, or what the page shows is gone; a later look may find it
+            pass  # the store is away, or the thing on the page is gone; a later step may find it
         return True
 
-    async def _seen(self, visit: Visit) -> Seen:
-        """What a page depends on: while it is the same, nothing is rendered but now and then."""
-        backend, told = visit.backend, visit.backend.health.config_problem
-        db, (heard, _) = visit.gateway.db, backend.contacts.get(visit.principal.name, (0.0, b""))
+    async def _read_inputs(self, visit: Visit) -> Inputs:
+        """What a page depends on: while that is the same, the page is rarely rendered."""
+        backend, problem = visit.backend, visit.backend.health.config_problem
+        db, (contact, _) = visit.gateway.db, backend.contacts.get(visit.principal.name, (0.0, b""))
         (ledger, stored), news = await newest_ids(db), self.feed.news
-        return ledger, visit.snapshot.revision, stored, news, told, heard // MOMENT_SECONDS
+        return ledger, visit.snapshot.revision, stored, news, problem, contact // MOMENT_SECONDS
 
     async def _parts(self, visit: Visit) -> dict[str, str]:
         nav = await navigation(visit)
         parts = navigation_parts(visit, nav)
         if self.live is not None:
-            shown = await self.live[0](visit, nav)
-            parts |= {id: visit.render(f"_{id}.html", **shown) for id in self.live[1].split()}
+            values = await self.live[0](visit, nav)
+            parts |= {id: visit.render(f"_{id}.html", **values) for id in self.live[1].split()}
         return parts
 
-    def _news(self, seen: Seen) -> bytes:
+    def _news(self, inputs: Inputs) -> bytes:
         """The events that lists wait for: there is more in the ledger, or another catalog."""
-        if self.seen is None:
+        if self.inputs is None:
             return b""
-        news = zip(("ledger", "catalog"), self.seen, seen, strict=False)
+        news = zip(("ledger", "catalog"), self.inputs, inputs, strict=False)
         return b"".join(event_frame(b"", name) for name, last, now in news if now != last)
 
-    def _changed(self, shown: dict[str, str]) -> dict[str, str]:
+    def _drop_sent(self, parts: dict[str, str]) -> dict[str, str]:
         sums = {
             id: hashlib.sha256(_TIME_WORDS.sub(r"\1", html).encode()).digest()
-            for id, html in shown.items()
+            for id, html in parts.items()
         }
-        changed = {id: html for id, html in shown.items() if self.sent.get(id) != sums[id]}
-        self.sent = sums
+        changed = {id: html for id, html in parts.items() if self.sent_sums.get(id) != sums[id]}
+        self.sent_sums = sums
         return changed
 
 
-def partials(shown: Mapping[str, str]) -> bytes:
-    """The changed parts as one message, each for its own place; htmx puts in what has no name."""
-    if not shown:
+def partials(parts: Mapping[str, str]) -> bytes:
+    """The changed parts as one message, each for its own place; htmx swaps in unnamed events."""
+    if not parts:
         return b""
     html = "".join(
         f'<hx-partial hx-target="#{id}" hx-swap="innerMorph">{part}</hx-partial>'
-        for id, part in shown.items()
+        for id, part in parts.items()
     )
     return event_frame(html.encode(), kind="")

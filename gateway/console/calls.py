@@ -41,11 +41,11 @@ LEVEL_WORDS = {
 
 async def overview(visit: Visit) -> Response:
     nav = await navigation(visit)
-    return await page(visit, "overview.html", "Overview", nav, **await shown_overview(visit, nav))
+    return await page(visit, "overview.html", "Overview", nav, **await overview_values(visit, nav))
 
 
-async def shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    """What the first page shows."""
+async def overview_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """The values of the first page."""
     hour, tools = await _read_hour(visit), visit.inquiry.view.tools
     words, admin = LEVEL_WORDS[visit.snapshot.permissions.level], visit.principal.admin
     return {
@@ -74,7 +74,7 @@ class Hour:
     p95_ms: float | None
     by_connection: Counter[str]
     by_client: Counter[str]
-    reached: Counter[tuple[str, str]]  # connection, and what was done there
+    by_access: Counter[tuple[str, str]]  # connection, and access of the tool
 
     @property
     def calls(self) -> int:
@@ -87,30 +87,30 @@ class Hour:
 
 
 async def _read_hour(visit: Visit) -> Hour:
-    db, whose, known = visit.gateway.db, visit.whose, visit.backend.hours
-    found: Hour | None = known.get(whose)
-    if found is None:
+    db, name, hours = visit.gateway.db, visit.only_principal, visit.backend.hours
+    hour: Hour | None = hours.get(name)
+    if hour is None:
         since = time.time() - 3600
-        counts = await figures.count_calls(db, since, whose)
-        found = known[whose] = sum_hour(counts, await figures.recent_seconds(db, since, whose))
-    return found
+        counts = await figures.count_calls(db, since, name)
+        hour = hours[name] = sum_hour(counts, await figures.recent_seconds(db, since, name))
+    return hour
 
 
 def sum_hour(counts: Sequence[figures.Count], seconds: Sequence[float]) -> Hour:
-    """The hour, of what was counted."""
+    """The hour that these counts and seconds add up to."""
     minutes = [0] * 60
     by_connection, by_client = Counter[str](), Counter[str]()
-    reached, statuses = Counter[tuple[str, str]](), Counter[str]()
+    by_access, statuses = Counter[tuple[str, str]](), Counter[str]()
     for count in counts:
         minutes[min(max(count.minute, 0), 59)] += count.calls
         by_connection[count.connection] += count.calls
         by_client[client_name(count.client)] += count.calls
-        reached[count.connection, count.access] += count.calls
+        by_access[count.connection, count.access] += count.calls
         statuses[count.status] += count.calls
     slowest = percentile(seconds, 0.95)
     errors = statuses["failed"] + statuses["unknown"]
     refused = statuses["denied"] + statuses["expired"]
-    return Hour(tuple(minutes), errors, refused, slowest, by_connection, by_client, reached)
+    return Hour(tuple(minutes), errors, refused, slowest, by_connection, by_client, by_access)
 
 
 def client_name(text: str) -> str:
@@ -132,7 +132,7 @@ TONES = {"failing": "bad", "unauthenticated": "bad", "pending": "warn", "disable
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One place in the picture."""
+    """One box in the picture."""
 
     label: str
     note: str
@@ -152,7 +152,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One way between two places."""
+    """One line between two boxes."""
 
     path: str
     width: float
@@ -161,7 +161,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All of it, with the height it needs."""
+    """The whole picture, with the height it needs."""
 
     height: int
     heads: tuple[tuple[int, str], ...]
@@ -192,20 +192,20 @@ def draw(
     for state, box in zip(chosen, third, strict=False):
         tone, count = TONES.get(state.status, ""), hour.by_connection[state.name]
         curves.append(_curve(gate, box, count, tone))
-        has = {tool.access for tool in state.tools}
+        kinds = {tool.access for tool in state.tools}
         for kind, target in zip(TOOL_KINDS, last, strict=True):
-            if kind in has:
-                curves.append(_curve(box, target, hour.reached[state.name, kind]))
+            if kind in kinds:
+                curves.append(_curve(box, target, hour.by_access[state.name, kind]))
     heads = tuple((x, word) for x, _, word in COLUMNS)
     return Picture(34 + rows * 58, heads, (*first, gate, *third, *last), tuple(curves))
 
 
 def _place(column: int, boxes: Sequence[Box], rows: int) -> list[Box]:
-    """The boxes under each other, in the middle of a column with so many rows of 46 and a gap."""
+    """The boxes under each other, in the middle of a column that has space for `rows` rows."""
     x, width, _ = COLUMNS[column]
-    tall = boxes[0].height
-    y = 34 + (rows * 58 - len(boxes) * (tall + 12)) // 2
-    return [replace(box, x=x, y=y + i * (tall + 12), width=width) for i, box in enumerate(boxes)]
+    height = boxes[0].height
+    y = 34 + (rows * 58 - len(boxes) * (height + 12)) // 2
+    return [replace(box, x=x, y=y + i * (height + 12), width=width) for i, box in enumerate(boxes)]
 
 
 def _curve(start: Box, end: Box, calls: int, tone: str = "") -> Curve:

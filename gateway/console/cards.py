@@ -1,6 +1,6 @@
 """Calls that wait for a person, each on a card.
 
-A card whose call was decided stays for a moment and says by whom, to everybody who looks at it:
+A card whose call was decided stays for a moment and says to every visitor how it ended:
 decided here, over REST, by the client that asked, by nobody in time, or withdrawn. It keeps its
 place and its height meanwhile, so that no button slides under a finger that is about to press.
 """
@@ -35,24 +35,24 @@ WORDS = {
     "always_allow": "Approved {}, and from now on {}",
 }
 DOORS = {"console": "here", "rest": "over REST", "client": "in the client", "mcp": "over MCP"}
-SEARCHED = ("tool", "connection", "principal", "client", "url")
+COLUMNS = ("tool", "connection", "principal", "client", "url")
 
 
 async def approvals(visit: Visit) -> Response:
     nav = await navigation(visit)
-    shown = await shown_approvals(visit, nav)
-    return await list_page(visit, "approvals.html", "Approvals", nav=nav, **shown)
+    values = await approvals_values(visit, nav)
+    return await list_page(visit, "approvals.html", "Approvals", nav=nav, **values)
 
 
-async def shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    """What the page of calls that wait shows."""
+async def approvals_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """The values of the page of calls that wait."""
     filter = visit.filter("q", "connection", "risk")
     waiting = await list_open(visit.gateway.db, time.time())
-    mine = [each for each in waiting if visit.inquiry.concerns(each.principal, each.connection)]
-    rows = choose_rows((approval_row(visit.snapshot, each) for each in mine), filter, *SEARCHED)
+    relevant = [each for each in waiting if visit.inquiry.concerns(each.principal, each.connection)]
+    rows = choose_rows((approval_row(visit.snapshot, each) for each in relevant), filter, *COLUMNS)
     chosen = {row["id"] for row in rows[:MAX_TOLD_ITEMS]}
-    cards = [_card(visit, each) for each in mine if each.id in chosen]
-    cards += choose_rows(await _ended_cards(visit), filter, *SEARCHED)
+    cards = [_card(visit, each) for each in relevant if each.id in chosen]
+    cards += choose_rows(await _ended_cards(visit), filter, *COLUMNS)
     grants = await rest.list_grants(visit.inquiry)
     return {
         "rows": rows,
@@ -69,31 +69,31 @@ async def _ended_cards(visit: Visit) -> list[dict[str, Any]]:
     """The cards of calls that waited until a moment ago."""
     now = time.time()
     ended = await list_ended(visit.gateway.db, now - 3 * MOMENT_SECONDS, now)
-    mine = [each for each in ended if visit.inquiry.concerns(each.principal, each.connection)]
-    return [_card(visit, each) | {"ended": _ending(each)} for each in mine[:MAX_TOLD_ITEMS]]
+    relevant = [each for each in ended if visit.inquiry.concerns(each.principal, each.connection)]
+    return [_card(visit, each) | {"ended": _ending(each)} for each in relevant[:MAX_TOLD_ITEMS]]
 
 
 def _card(visit: Visit, approval: Approval) -> dict[str, Any]:
     return approval_row(visit.snapshot, approval) | {
         "seconds": max(1, round(approval.expires_at - approval.created_at)),
         "left": max(0, round(approval.expires_at - time.time())),
-        "always": _always(visit, approval),
+        "always": _always_words(visit, approval),
         "ended": "",
     }
 
 
 def _ending(approval: Approval) -> str:
-    """How the wait ended, and by whose word."""
+    """How the wait ended, and by whose decision."""
     if approval.decided_by is None:
-        void = "Withdrawn: the tool or its caller changed"
-        return void if approval.status == "void" else "Nobody answered in time"
+        withdrawn = "Withdrawn: the tool or its caller changed"
+        return withdrawn if approval.status == "void" else "Nobody answered in time"
     word = "Denied" if approval.status == "denied" else "Approved"
     for_good = ", and always from now on" if approval.grant_id else ""
-    where = DOORS.get(approval.decided_from or "", "")
-    return f"{word} by {clip(approval.decided_by, 48)} {where}".rstrip() + for_good
+    door = DOORS.get(approval.decided_from or "", "")
+    return f"{word} by {clip(approval.decided_by, 48)} {door}".rstrip() + for_good
 
 
-def _always(visit: Visit, approval: Approval) -> str:
+def _always_words(visit: Visit, approval: Approval) -> str:
     return clip(always_words(visit.snapshot, approval), 160)
 
 
@@ -104,7 +104,7 @@ async def decide(visit: Visit) -> Response:
         decision = "always_allow"
     approval = await visit.inquiry.approval(visit.id)
     await rest.decide_approval(visit.inquiry, visit.id, decision)
-    words = WORDS[decision].format(clip(approval.tool, 60), _always(visit, approval))
+    words = WORDS[decision].format(clip(approval.tool, 60), _always_words(visit, approval))
     return toast(visit, words, good=decision != "deny")
 
 
@@ -113,4 +113,4 @@ async def revoke(visit: Visit) -> Response:
     grant = await rest.delete_grant(visit.inquiry, visit.id)
     visit.gateway.feed.wake()
     words = f"{clip(grant['tool'], 60)} is asked about again"
-    return toast(visit, words, gone=f"grant-{visit.id}")
+    return toast(visit, words, removed_id=f"grant-{visit.id}")

@@ -2,7 +2,7 @@
 
 `draw_bars` and `draw_lines` are pure: figures come in, coordinates go out, and a template draws
 them as SVG, with a table behind for those who can't see it. What they show is counted in the store
-and kept for some seconds, since many open pages show the same.
+and kept for some seconds, since many open pages show the same charts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.store.ledger import Filter
 from gateway.web.gateway import Inquiry
 
 RANGES = {"1h": 3600.0, "24h": 86_400.0, "7d": 604_800.0, "30d": 2_592_000.0}
-BOX = (600, 120)  # that is drawn in; the page stretches it
+BOX = (600, 120)  # the box of a drawing; the page stretches it
 TONES = ("s0", "s1", "s2", "s3", "s4", "s5")  # colours that a person tells apart
 NOTHING = ("0", "–")
 STEPS = (1, 5, 15, 60, 300, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
@@ -35,7 +35,7 @@ STEPS = (1, 5, 15, 60, 300, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """So many steps of so many seconds."""
+    """A span of time: `count` steps of `step` seconds."""
 
     since: float
     step: float
@@ -49,7 +49,7 @@ class Window:
         return [self.since + place * self.step for place in range(self.count)]
 
     def words(self, at: float, *, short: bool = False) -> str:
-        """A time as a chart tells it: the day, where there are several."""
+        """A time as a chart writes it; with the day, where the window has several."""
         days, seconds = self.count * self.step > 2 * 86_400, self.step < 60
         clock = "%H:%M:%S" if seconds else "%H:%M"
         form = ("%d %b" if days else clock) if short else f"%d %b {clock}"
@@ -76,12 +76,12 @@ class Column:
     end: float
     label: str
     values: tuple[str, ...]
-    said: str  # all of it, line by line
+    summary: str  # label and values, line by line
     href: str = ""
 
     @property
-    def is_told(self) -> bool:
-        """Whether there is something to say of it in a table."""
+    def has_values(self) -> bool:
+        """Whether the table has a row for this step."""
         return any(value not in NOTHING for value in self.values)
 
 
@@ -161,18 +161,18 @@ def _chart(
     short = [cut(visible(name), 40) for name in names]
     columns = []
     for place, at in enumerate(starts):
-        label, told = window.words(at), tuple(t[place] for t in texts)
-        pairs, many = zip(short, told, strict=True), len(short) > 2
-        # Of many series, those that are nothing are not worth a line.
-        lines = [f"{name}: {value}" for name, value in pairs if not many or value not in NOTHING]
-        said = "\n".join([label, *lines])
-        columns.append(Column(round(place * width, 1), at, at + window.step, label, told, said))
+        label, values = window.words(at), tuple(t[place] for t in texts)
+        pairs, crowded = zip(short, values, strict=True), len(short) > 2
+        # Among many series, those without a value are not worth a line.
+        lines = [f"{name}: {value}" for name, value in pairs if not crowded or value not in NOTHING]
+        words = "\n".join([label, *lines])
+        columns.append(Column(round(place * width, 1), at, at + window.step, label, values, words))
     ticks = tuple(window.words(starts[window.count * part // 4], short=True) for part in range(4))
-    toned = tuple(zip(tones, paths, strict=True))
+    outlines = tuple(zip(tones, paths, strict=True))
     return Chart(
         title,
         tuple(zip(short, tones, strict=True)),
-        toned,
+        outlines,
         top,
         tuple(columns),
         ticks,
@@ -195,16 +195,16 @@ def spark(values: Sequence[int]) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """What so large a share of the values does not go beyond, in milliseconds."""
+    """The value that this share of the values does not exceed, in milliseconds."""
     return sorted(values)[math.ceil(len(values) * share) - 1] * 1000 if values else None
 
 
-# --- what there is to draw ------------------------------------------------------------------------
+# --- the figures to draw --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One name in a time."""
+    """The calls of one connection or tool in a window."""
 
     name: str
     calls: int
@@ -216,34 +216,34 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Calls of a time, by name, and those of all names together."""
+    """Calls in a window, by name, and those of all names together."""
 
     window: Window
     by: str
     rows: tuple[Row, ...]  # the busiest first
     calls: tuple[int, ...]
     failed: tuple[int, ...]
-    failed_of: Mapping[str, tuple[int, ...]]  # of the busiest
+    failed_of: Mapping[str, tuple[int, ...]]  # by name, of the busiest
     p50: tuple[float | None, ...]
     p95: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The figures that one visitor may see; what was counted is kept for all of them."""
+    """The figures that one visitor may see; counts are cached for all visitors."""
 
     inquiry: Inquiry
-    known: TTLCache[Any, Any]
+    cache: TTLCache[Any, Any]
 
-    def filter(self, **more: Any) -> Filter:
-        """The calls that the visitor may see, and of these the ones that have such values."""
+    def filter(self, **columns: Any) -> Filter:
+        """A filter for those calls that the visitor may see and that have these values."""
         principal = self.inquiry.principal
-        whose = None if principal.admin else principal.name
-        given = {name: value for name, value in more.items() if value}
-        return Filter(**{"principal": whose, "connections": self.inquiry.overseen()} | given)
+        name = None if principal.admin else principal.name
+        values = {key: value for key, value in columns.items() if value}
+        return Filter(**{"principal": name, "connections": self.inquiry.overseen_names()} | values)
 
     async def read(self, window: Window, by: str, filter: Filter) -> Figures:
-        """Figures of the calls that the filter lets through since then, by connection or tool."""
+        """The figures of the filter's calls since the window's start, by connection or tool."""
         # Without an end, which is now: SQLite would then not count names by their index alone.
         filter = replace(filter, since=window.since)
         found: Figures = await self.remember(
@@ -252,29 +252,29 @@ class Sight:
         return found
 
     async def remember(self, key: object, count: Callable[[], Awaitable[Any]]) -> Any:
-        """What was counted lately, or is counted now."""
-        if key not in self.known:
-            self.known[key] = await count()
-        return self.known[key]
+        """The result of `count`: the cached one, or a new one."""
+        if key not in self.cache:
+            self.cache[key] = await count()
+        return self.cache[key]
 
     async def charts(self, span: str, **filter: str) -> dict[str, Any]:
         """The charts of one connection or tool, for its own page."""
         span = span if span in RANGES else "24h"
-        found = await self.read(last(span), "tool", self.filter(**filter))
+        found = await self.read(window_now(span), "tool", self.filter(**filter))
         return {"charts": draw(found), "range": span}
 
     async def lines(self, by: str, names: Sequence[str]) -> dict[str, tuple[int, str]]:
         """Calls of the last day, and a line of them by the hour, for each of these names."""
         filter, names = self.filter(since=time.time() - RANGES["24h"]), names[:PAGE_ENTRIES]
         counts = await figures.count_by_time(self.inquiry.gateway.db, filter, 3600, by, names)
-        found = {}
+        by_name = {}
         for name in {name for name, _ in counts}:
             hours = [counts[name, place] for place in range(24)]
-            found[name] = sum(hours), spark(hours)
-        return found
+            by_name[name] = sum(hours), spark(hours)
+        return by_name
 
 
-def last(span: str) -> Window:
+def window_now(span: str) -> Window:
     """The window that ends now."""
     now = time.time()
     return window_of(now - RANGES[span], now)
@@ -282,11 +282,11 @@ def last(span: str) -> Window:
 
 async def _count(inquiry: Inquiry, window: Window, by: str, filter: Filter) -> Figures:
     db, step, places = inquiry.gateway.db, window.step, range(window.count)
-    names, named = await _names(inquiry, by, filter)
-    own = await figures.count_by_time(db, named, step, by, names)
-    own_failed = await figures.count_by_time(db, named, step, by, names, failed=True)
-    calls, failed = _together(own), _together(own_failed)
-    totals = _sums(own).most_common(PAGE_ENTRIES)
+    names, name_filter = await _find_names(inquiry, by, filter)
+    by_name = await figures.count_by_time(db, name_filter, step, by, names)
+    failed_by_name = await figures.count_by_time(db, name_filter, step, by, names, failed=True)
+    calls, failed = _sum_by_step(by_name), _sum_by_step(failed_by_name)
+    totals = _sum_by_name(by_name).most_common(PAGE_ENTRIES)
     if len(totals) == PAGE_ENTRIES:  # there may be more
         calls = await figures.count_by_time(db, filter, step)
         failed = await figures.count_by_time(db, filter, step, failed=True)
@@ -299,7 +299,7 @@ async def _count(inquiry: Inquiry, window: Window, by: str, filter: Filter) -> F
     def over_time(counts: Mapping[tuple[str, int], int], name: str = "") -> tuple[int, ...]:
         return tuple(counts[name, place] for place in places)
 
-    failed_of = {name: over_time(own_failed, name) for name, _ in totals}
+    failed_of = {name: over_time(failed_by_name, name) for name, _ in totals}
     rows = [
         Row(
             name,
@@ -307,7 +307,7 @@ async def _count(inquiry: Inquiry, window: Window, by: str, filter: Filter) -> F
             sum(failed_of[name]),
             percentile(of_name[name], 0.5),
             percentile(of_name[name], 0.95),
-            over_time(own, name),
+            over_time(by_name, name),
         )
         for name, count in totals
     ]
@@ -319,10 +319,10 @@ async def _count(inquiry: Inquiry, window: Window, by: str, filter: Filter) -> F
     )
 
 
-async def _names(inquiry: Inquiry, by: str, filter: Filter) -> tuple[Sequence[str], Filter]:
-    """The names to count by, and what lets their calls through.
+async def _find_names(inquiry: Inquiry, by: str, filter: Filter) -> tuple[Sequence[str], Filter]:
+    """The names to count by, and the filter that lets their calls through.
 
-    A tool's name says of which connection it is, so that the index of tools is enough to count by.
+    A tool's name says which connection it is of, so that the index of tools is enough to count by.
     """
     state = inquiry.snapshot.connections.get(filter.connection or "")
     if by == "tool" and state is not None:
@@ -331,14 +331,14 @@ async def _names(inquiry: Inquiry, by: str, filter: Filter) -> tuple[Sequence[st
     return [name for name, _ in found], filter
 
 
-def _sums(counts: Mapping[tuple[str, int], int]) -> Counter[str]:
+def _sum_by_name(counts: Mapping[tuple[str, int], int]) -> Counter[str]:
     total = Counter[str]()
     for (name, _), count in counts.items():
         total[name] += count
     return total
 
 
-def _together(counts: Mapping[tuple[str, int], int]) -> Counter[tuple[str, int]]:
+def _sum_by_step(counts: Mapping[tuple[str, int], int]) -> Counter[tuple[str, int]]:
     total = Counter[tuple[str, int]]()
     for (_, place), count in counts.items():
         total["", place] += count
@@ -346,25 +346,25 @@ def _together(counts: Mapping[tuple[str, int], int]) -> Counter[tuple[str, int]]
 
 
 def draw(found: Figures) -> list[Chart]:
-    """Calls, failures and how long calls took; of names the busiest, the others together."""
+    """Charts of calls, failures and durations: the busiest names, and the rest together."""
     chosen = found.rows[: len(TONES)]
     tones = [*TONES[: len(chosen)], "other"]
     calls = {row.name: row.by_step for row in chosen}
     failed = {row.name: found.failed_of[row.name] for row in chosen}
     return [
-        draw_bars("Calls", found.window, *_with_rest(calls, found.calls, tones)),
-        draw_bars("Failed", found.window, *_with_rest(failed, found.failed, tones)),
+        draw_bars("Calls", found.window, *_add_rest(calls, found.calls, tones)),
+        draw_bars("Failed", found.window, *_add_rest(failed, found.failed, tones)),
         draw_lines(
             "How long they took", found.window, {"p50": found.p50, "p95": found.p95}, ("s0", "s1")
         ),
     ]
 
 
-def _with_rest(
+def _add_rest(
     series: Mapping[str, Sequence[int]], total: Sequence[int], tones: Sequence[str]
 ) -> tuple[Mapping[str, Sequence[int]], Sequence[str]]:
     parts = zip(total, *series.values(), strict=True)
-    rest = [max(0, whole - sum(known)) for whole, *known in parts]
+    rest = [max(0, whole - sum(values)) for whole, *values in parts]
     return ({**series, "others": rest}, tones) if any(rest) else (series, tones[:-1])
 
 
@@ -379,7 +379,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def span_words(seconds: float) -> str:
-    """So long a time, in its largest unit."""
+    """A duration in its largest unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"

@@ -1,10 +1,10 @@
-"""Connections: how they are, adding and editing one with a preview, and what refreshes changed.
+"""Connections: their state, adding and editing one with a preview, and what refreshes changed.
 
-A change of one operation is shown as people read it: what it was, what it is, and the lines of its
-input schema that differ.
+A change of one operation is shown as people read it: the facts before and after, and the lines of
+its schemas that differ.
 
-People come back from signing a connection in to an address that holds a sealed note of which one it
-is about and until when, so that nobody can make one up.
+People who signed a connection in come back to an address with a sealed note. It names the
+connection and says until when it is valid, so that nobody can make such an address up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.catalog.changes import Adoption
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import NAME_RULE
 from gateway.console import forms
-from gateway.console.forms import KINDS, Edit, fields_of, read_asked, refuse_hosts
+from gateway.console.forms import KINDS, Edit, fields_of, read_edit, refuse_hosts
 from gateway.console.pages import (
     Navigation,
     Visit,
@@ -75,30 +75,30 @@ async def connections(visit: Visit) -> Response:
 
 async def connection(visit: Visit) -> Response:
     nav = await navigation(visit)
-    shown = await shown_connection(visit, nav)
-    without_diff = [{k: v for k, v in row.items() if k != "diff"} for row in shown["changes"]]
+    values = await connection_values(visit, nav)
+    without_diff = [{k: v for k, v in row.items() if k != "diff"} for row in values["changes"]]
     if (file := download(visit, "changes", without_diff)) is not None:
         return file
-    files = file_links(visit, shown["filter"])
-    title = clip(shown["one"]["display_name"], 60)
-    drawn = await visit.sight.charts(visit.query("range"), connection=shown["one"]["name"])
-    return await page(visit, "connection.html", title, nav, files=files, **shown, **drawn)
+    files = file_links(visit, values["filter"])
+    title = clip(values["connection"]["display_name"], 60)
+    charts = await visit.sight.charts(visit.query("range"), connection=values["connection"]["name"])
+    return await page(visit, "connection.html", title, nav, files=files, **values, **charts)
 
 
-async def shown_connection(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    """What a connection's page shows."""
+async def connection_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """The values of a connection's page."""
     snapshot, state = visit.snapshot, visit.inquiry.connection(visit.id)
     tools = visit.inquiry.view.connections.get(state.name, ())
     filter = visit.filter("change_status", "change_class")
-    wanted = {"status": filter["change_status"], "class": filter["change_class"]}
+    columns = {"status": filter["change_status"], "class": filter["change_class"]}
     found = await list_changes(visit.gateway.db, connection=state.name, limit=PAGE_ENTRIES)
-    changes = shown_changes(found)
+    changes = changes_with_diffs(found)
     return {
-        "one": await own_tools.get_connection(visit.inquiry, state.name),
+        "connection": await own_tools.get_connection(visit.inquiry, state.name),
         "skipped": state.skipped[:PAGE_ENTRIES],
         "tools": [tool_row(tool, snapshot.permissions) for tool in tools[:PAGE_ENTRIES]],
         "all_tools": len(tools),
-        "changes": sorted(choose_rows(changes, wanted), key=lambda row: row["status"] != "held"),
+        "changes": sorted(choose_rows(changes, columns), key=lambda row: row["status"] != "held"),
         "filter": filter,
     }
 
@@ -141,7 +141,7 @@ async def new(visit: Visit) -> Response:
 
 
 async def edit(visit: Visit) -> Response:
-    """The form of a connection that is there; read only, where it is written elsewhere."""
+    """The form of a connection; read only, where the connection is written elsewhere."""
     visit.inquiry.require_admin()
     state = visit.inquiry.connection(visit.id)
     fields = fields_of(state.settings) | {"name": state.name, "revision": str(state.revision)}
@@ -149,73 +149,73 @@ async def edit(visit: Visit) -> Response:
 
 
 async def preview(visit: Visit) -> Response:
-    """What a put would give and change, with nothing stored."""
+    """What the posted form would give and change, with nothing stored."""
     visit.inquiry.require_admin()
-    found = problem = None
+    dry_run = problem = None
     changes: list[dict[str, Any]] = []
-    editing = _edited(visit)
+    editing = _edited_state(visit)
     if editing or any(visit.form.get(key, "").strip() for key in ("source", "file")):
         try:
-            asked = read_asked(visit.form, _known(visit))
-            found, adopted = await _plan(visit, asked)
-            changes = [] if adopted.first else shown_changes(adopted.changes)
+            draft = read_edit(visit.form, _states_by_name(visit))
+            dry_run, adoption = await _plan(visit, draft)
+            changes = [] if adoption.first else changes_with_diffs(adoption.changes)
         except GatewayError as error:
             problem = error
-    shown = {"found": found, "error": problem, "changes": changes}
+    values = {"found": dry_run, "error": problem, "changes": changes}
     if not is_partial(visit.request):
-        return await form_page(visit, editing, visit.form, **shown)
-    return fragment(visit, "_preview.html", editing=editing, shown=PAGE_ENTRIES, **shown)
+        return await form_page(visit, editing, visit.form, **values)
+    return fragment(visit, "_preview.html", editing=editing, shown=PAGE_ENTRIES, **values)
 
 
 async def put(visit: Visit) -> Response:
-    """Adds the connection, or saves it over what it was; its tools are served at once."""
+    """Adds or replaces the connection; its tools are served at once."""
     visit.inquiry.require_admin()
     try:
-        asked = read_asked(visit.form, _known(visit))
-        if asked.state is not None and asked.leads_elsewhere:
-            await _plan(visit, asked)
+        draft = read_edit(visit.form, _states_by_name(visit))
+        if draft.state is not None and draft.may_change_hosts:
+            await _plan(visit, draft)
         # A browser that goes away does not leave half a connection behind.
-        saving = own_tools.put(visit.inquiry, asked.name, asked.values, expected=asked.expected)
+        saving = own_tools.put(visit.inquiry, draft.name, draft.values, expected=draft.expected)
         await asyncio.shield(saving)
     except GatewayError as error:
         if is_partial(visit.request):
-            said = visit.render("_said.html", problem=error, fields=visit.form)
+            message_html = visit.render("_said.html", problem=error, fields=visit.form)
             place = {"hx-retarget": "#said", "hx-reswap": "innerHTML"}
-            return Response(said, error_status(error), place, "text/html")
-        page = await form_page(visit, _edited(visit), visit.form, problem=error)
+            return Response(message_html, error_status(error), place, "text/html")
+        page = await form_page(visit, _edited_state(visit), visit.form, problem=error)
         page.status_code = error_status(error)
         return page
-    return go(visit, f"/console/connections/{asked.name}")
+    return go(visit, f"/console/connections/{draft.name}")
 
 
-def _known(visit: Visit) -> dict[str, ConnectionState]:
+def _states_by_name(visit: Visit) -> dict[str, ConnectionState]:
     return {state.name: state for state in visit.inquiry.connections()}
 
 
-def _edited(visit: Visit) -> ConnectionState | None:
+def _edited_state(visit: Visit) -> ConnectionState | None:
     is_new = visit.form.get("revision", "0") == "0"
-    return None if is_new else _known(visit).get(visit.form.get("name", ""))
+    return None if is_new else _states_by_name(visit).get(visit.form.get("name", ""))
 
 
-async def _plan(visit: Visit, asked: Edit) -> tuple[dict[str, Any], Adoption]:
-    """A dry run; refused where it would take kept secrets elsewhere."""
+async def _plan(visit: Visit, draft: Edit) -> tuple[dict[str, Any], Adoption]:
+    """A dry run of a draft; refused where it would take kept secrets to another host."""
     within = visit.principal.organization
-    found, adopted = await visit.gateway.catalog.preview(asked.name, asked.values, within)
-    refuse_hosts(asked, visit.form, adopted.found.build.tools)
-    return found, adopted
+    dry_run, adoption = await visit.gateway.catalog.preview(draft.name, draft.values, within)
+    refuse_hosts(draft, visit.form, adoption.found.build.tools)
+    return dry_run, adoption
 
 
 async def form_page(
-    visit: Visit, state: ConnectionState | None, fields: Mapping[str, str], **shown: Any
+    visit: Visit, state: ConnectionState | None, fields: Mapping[str, str], **values: Any
 ) -> Response:
-    """The form with what is known, or with what was typed so far."""
+    """The form with the settings of a connection, or with the fields typed so far."""
     within, kinds = visit.principal.organization, {k: words for k, (words, _) in KINDS.items()}
     owner = None
     if state is not None:
         kinds = {state.settings.kind: kinds.get(state.settings.kind, "Azure connection")}
-        foreign = within is not None and state.settings.organization != within
-        owner = state.origin if state.origin != "stored" else "others" if foreign else None
-    values: dict[str, Any] = {
+        is_foreign = within is not None and state.settings.organization != within
+        owner = state.origin if state.origin != "stored" else "others" if is_foreign else None
+    defaults: dict[str, Any] = {
         "editing": state,
         "owner": owner,  # where it is to be changed, if not here
         "fields": fields,
@@ -230,39 +230,39 @@ async def form_page(
         "shown": PAGE_ENTRIES,
     }
     title = ("" if owner else "Edit ") + state.name if state else "Add a connection"
-    return await page(visit, "connection_form.html", title, **(values | shown))
+    return await page(visit, "connection_form.html", title, **(defaults | values))
 
 
-# --- a change, as people read it ------------------------------------------------------------------
+# --- the differences of a change ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """All that differs in one operation."""
+    """The differences between two versions of one operation."""
 
-    rows: tuple[tuple[str, str, str], ...]  # what it is, before, after
+    rows: tuple[tuple[str, str, str], ...]  # fact, before, after
     lines: tuple[tuple[str, str], ...]  # sign and text of the input schema
     cut: bool
 
 
-def shown_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Changes with all that differs in each, up to a page."""
+def changes_with_diffs(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """The rows of these changes with their diffs, up to a page."""
     return [
-        change_row(each) | {"diff": compare(each.before, each.after)}
-        for each in changes[:PAGE_ENTRIES]
+        change_row(change) | {"diff": compare(change.before, change.after)}
+        for change in changes[:PAGE_ENTRIES]
     ]
 
 
 def compare(old: Tool | None, new: Tool | None) -> Diff:
-    """The difference between a tool as it was and as it is."""
-    was, now = _facts(old), _facts(new)
-    rows = [(name, was.get(name, ""), now.get(name, "")) for name in was or now]
+    """The differences between a tool's old and new version."""
+    before, after = _facts(old), _facts(new)
+    rows = [(name, before.get(name, ""), after.get(name, "")) for name in before or after]
     lines = [
-        *_changed_lines(_inputs(old), _inputs(new)),
-        *_changed_lines(_answer(old), _answer(new)),
+        *_changed_lines(_input_lines(old), _input_lines(new)),
+        *_changed_lines(_output_lines(old), _output_lines(new)),
     ]
-    differing = tuple(row for row in rows if row[1] != row[2])
-    return Diff(differing, tuple(lines[:PAGE_ENTRIES]), len(lines) > PAGE_ENTRIES)
+    changed = tuple(row for row in rows if row[1] != row[2])
+    return Diff(changed, tuple(lines[:PAGE_ENTRIES]), len(lines) > PAGE_ENTRIES)
 
 
 def _facts(tool: Tool | None) -> dict[str, str]:
@@ -276,15 +276,15 @@ def _facts(tool: Tool | None) -> dict[str, str]:
         "Risk": tool.risk,
         "Trust": tool.trust,
         "Credentials": tool.security,
-        "Sent as": _sent_as(tool),
+        "Sent as": _argument_places(tool),
         "Title": tool.title,
         "Description": tool.description,
     }
     return {name: clip_text(value, 600) for name, value in facts.items()}
 
 
-def _sent_as(tool: Tool) -> str:
-    """Where a call's arguments go."""
+def _argument_places(tool: Tool) -> str:
+    """The places in the request that a call's arguments go to."""
     if tool.http is None:
         return tool.upstream.tool if tool.upstream else ""
     places = [f"{each.name} in {each.place}" for each in tool.http.parameters]
@@ -292,11 +292,11 @@ def _sent_as(tool: Tool) -> str:
     return ", ".join([*places, *([f"a body of {body.media_type}"] if body else ())])
 
 
-def _inputs(tool: Tool | None) -> list[str]:
+def _input_lines(tool: Tool | None) -> list[str]:
     return _schema_lines(without_constants(whole_schema(tool))) if tool else []
 
 
-def _answer(tool: Tool | None) -> list[str]:
+def _output_lines(tool: Tool | None) -> list[str]:
     return _schema_lines(tool.output_schema) if tool and tool.output_schema else []
 
 
@@ -327,7 +327,7 @@ def consent_route(gateway: Gateway, seal: Seal) -> Route:
     """Answers people who come back from signing in: the code they bring is handed to Azure."""
 
     async def come_back(request: Request) -> Response:
-        id_, code = _noted(seal, request.path_params["note"]), request.query_params.get("code")
+        id_, code = _open_note(seal, request.path_params["note"]), request.query_params.get("code")
         title, words, status = await _confirm(gateway, id_, code)
         page = render("came_back.html", title=title, words=words)
         return Response(page, status, PAGE_HEADERS, "text/html")
@@ -346,12 +346,12 @@ async def _confirm(gateway: Gateway, id_: str | None, code: str | None) -> tuple
         log.warning("consent not confirmed", error=error.message)
         return "Not signed in", "Azure did not accept the sign-in. Try the link again.", 502
     states = gateway.snapshot.connections.values()
-    about = [s.name for s in states if id_.lower() == (azure_resource(s) or "").lower()]
-    await gateway.catalog.refresh(about, by="consent")
+    names = [s.name for s in states if id_.lower() == (azure_resource(s) or "").lower()]
+    await gateway.catalog.refresh(names, by="consent")
     return "Signed in", "The connection is ready. You can close this page.", 200
 
 
-def _noted(seal: Seal, note: str) -> str | None:
-    """The resource that a note is about, while it is valid."""
+def _open_note(seal: Seal, note: str) -> str | None:
+    """The id of the resource that a note names, while the note is valid."""
     id_, until = seal.open_values(CONSENT, note + "=" * (-len(note) % 4)) or ("", 0.0)
     return id_ if until >= time.time() else None

@@ -1,4 +1,4 @@
-"""All calls there were: charts, a list below a histogram that chooses its time, and one call."""
+"""Executions: charts, a list below a histogram that chooses its time, and the page of one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gateway.console.charts import RANGES, Chart, Row, draw, draw_bars, last, spark, window_of
+from gateway.console.charts import RANGES, Chart, Row, draw, draw_bars, spark, window_now, window_of
 from gateway.console.pages import (
     Navigation,
     Visit,
@@ -37,10 +37,10 @@ Filters = dict[str, str]
 async def executions(visit: Visit) -> Response:
     filter = visit.filter(*FACETS, "token", "since", "from", "to")
     since, until = chosen_time(filter)
-    wanted: dict[str, Any] = {name: filter[name] for name in (*FACETS, "token")}
+    query: dict[str, Any] = {name: filter[name] for name in (*FACETS, "token")}
     cursor = visit.query("cursor")
-    wanted |= {"since": since or 0.0, "until": until or 0.0, "cursor": cursor}
-    found = await list_executions(visit.inquiry, **wanted)
+    query |= {"since": since or 0.0, "until": until or 0.0, "cursor": cursor}
+    found = await list_executions(visit.inquiry, **query)
     rows, after = found["executions"], found["next"]
     if (file := download(visit, "executions", rows, next=after)) is not None:
         return file
@@ -51,7 +51,7 @@ async def executions(visit: Visit) -> Response:
         rows,
         filter,
         spans=list(RANGES),
-        times={name: _written(filter[name]) for name in ("from", "to")},
+        times={name: _field_time(filter[name]) for name in ("from", "to")},
         chart=await _histogram(visit, filter, since, until),
         facets=await _facets(visit, filter),
         most=TABLE_ROWS,
@@ -64,12 +64,12 @@ async def executions(visit: Visit) -> Response:
 
 def chosen_time(filter: Filters) -> tuple[float | None, float | None]:
     """The time an address chooses: from one time to another, or the last hour, day …"""
-    since, until = _moment(filter["from"]), _moment(filter["to"])
+    since, until = _read_time(filter["from"]), _read_time(filter["to"])
     span = RANGES.get(filter["since"])
     return (time.time() - span, None) if since is until is None and span else (since, until)
 
 
-def _moment(text: str) -> float | None:
+def _read_time(text: str) -> float | None:
     """A time in seconds, or as a field for a date gives it."""
     if text.isascii() and text.isdigit() and len(text) < 12:
         return float(text)
@@ -79,57 +79,57 @@ def _moment(text: str) -> float | None:
         return None
 
 
-def _written(text: str) -> str:
-    """The same, as a field for a date takes it."""
-    at = _moment(text)
+def _field_time(text: str) -> str:
+    """The time as a field for a date takes it; empty for none."""
+    at = _read_time(text)
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 async def _histogram(
     visit: Visit, filter: Filters, since: float | None, until: float | None
 ) -> Chart:
-    """The calls of the list over time; of all times, those of a month. A bar leads to its calls."""
+    """The calls of the list over time; without a start, of a month. A bar leads to its calls."""
     until = until or time.time()
     window = window_of(since or until - RANGES["30d"], until)
     columns = {name: filter[name] for name in ("status", "tool", "connection")}
     if visit.principal.admin:
         columns["principal"] = filter["principal"]
-    wanted = visit.sight.filter(**columns, idempotency_token=filter["token"])
-    wanted = replace(wanted, since=window.since, until=window.until)
+    calls_filter = visit.sight.filter(**columns, idempotency_token=filter["token"])
+    calls_filter = replace(calls_filter, since=window.since, until=window.until)
 
     async def count() -> tuple[Counter[tuple[str, int]], Counter[tuple[str, int]]]:
         db, step = visit.gateway.db, window.step
-        calls = await figures.count_by_time(db, wanted, step)
-        return calls, await figures.count_by_time(db, wanted, step, failed=True)
+        calls = await figures.count_by_time(db, calls_filter, step)
+        return calls, await figures.count_by_time(db, calls_filter, step, failed=True)
 
-    calls, failed = await visit.sight.remember((wanted, window), count)
+    calls, failed = await visit.sight.remember((calls_filter, window), count)
     places = [("", place) for place in range(window.count)]
     series = {
         "calls": [calls[at] - failed[at] for at in places],
         "failed": [failed[at] for at in places],
     }
     chart = draw_bars("Calls over time", window, series, ("s0", "bad"))
-    others = filter | {"since": ""}
+    base = filter | {"since": ""}
     columns_with_links = tuple(
         replace(
-            each,
+            column,
             href=link(
-                "/executions", **(others | {"from": f"{each.start:.0f}", "to": f"{each.end:.0f}"})
+                "/executions", **(base | {"from": f"{column.start:.0f}", "to": f"{column.end:.0f}"})
             ),
         )
-        for each in chart.columns
+        for column in chart.columns
     )
     return replace(chart, columns=columns_with_links)
 
 
 async def _facets(visit: Visit, filter: Filters) -> list[dict[str, Any]]:
-    """What there is to choose from, with how often it was seen among the newest calls."""
+    """The values to choose from, and how often each occurs among the newest calls."""
     since = time.time() - RANGES.get(filter["since"], RANGES["7d"])
-    wanted = Filter(principal=visit.whose, since=since)
+    calls_filter = Filter(principal=visit.only_principal, since=since)
     columns = FACETS if visit.principal.admin else FACETS[:-1]
-    known, key = visit.sight.remember, ("facets", columns, visit.whose, filter["since"])
+    cached, key = visit.sight.remember, ("facets", columns, visit.only_principal, filter["since"])
     db = visit.gateway.db
-    found = await known(key, lambda: figures.newest_values(db, columns, wanted, TABLE_ROWS))
+    found = await cached(key, lambda: figures.newest_values(db, columns, calls_filter, TABLE_ROWS))
     facets = []
     for name in columns:
         choices = []
@@ -143,21 +143,21 @@ async def _facets(visit: Visit, filter: Filters) -> list[dict[str, Any]]:
 
 async def execution(visit: Visit) -> Response:
     nav = await navigation(visit)
-    shown = await shown_execution(visit, nav)
-    if (file := download(visit, "executions", [shown["one"]])) is not None:
+    values = await execution_values(visit, nav)
+    if (file := download(visit, "executions", [values["execution"]])) is not None:
         return file
-    return await page(visit, "execution.html", "Execution", nav, **shown)
+    return await page(visit, "execution.html", "Execution", nav, **values)
 
 
-async def shown_execution(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    """What the page of one call shows, also while it is running."""
+async def execution_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """The values of the page of one call, also while the call is running."""
     found = await visit.inquiry.execution(visit.id)
     [record] = await visit.inquiry.records([found])
-    callable_now = found.tool in visit.inquiry.view.tools
+    is_callable = found.tool in visit.inquiry.view.tools
     return {
-        "one": record | {"client": found.client, "reason": found.reason},
+        "execution": record | {"client": found.client, "reason": found.reason},
         "going_on": found.status in GOING_ON,
-        "replay": link("/tool", name=found.tool, like=found.id) if callable_now else None,
+        "replay": link("/tool", name=found.tool, like=found.id) if is_callable else None,
     }
 
 
@@ -175,9 +175,9 @@ async def charts(visit: Visit) -> Response:
     filter = visit.filter("range", "by", "connection")
     filter["range"] = filter["range"] if filter["range"] in RANGES else "24h"
     filter["by"] = filter["by"] if filter["by"] in GROUPS else GROUPS[0]
-    wanted = visit.sight.filter(connection=filter["connection"])
-    found = await visit.sight.read(last(filter["range"]), filter["by"], wanted)
-    rows, sort = sort_rows(visit, [_shown(row, filter) for row in found.rows], filter, *SORTS)
+    calls_filter = visit.sight.filter(connection=filter["connection"])
+    found = await visit.sight.read(window_now(filter["range"]), filter["by"], calls_filter)
+    rows, sort = sort_rows(visit, [_chart_row(row, filter) for row in found.rows], filter, *SORTS)
     return await list_page(
         visit,
         "charts.html",
@@ -191,7 +191,7 @@ async def charts(visit: Visit) -> Response:
     )
 
 
-def _shown(row: Row, filter: Filters) -> dict[str, Any]:
-    told = {name: getattr(row, name) for name in SORTS}
+def _chart_row(row: Row, filter: Filters) -> dict[str, Any]:
+    columns = {name: getattr(row, name) for name in SORTS}
     calls = link("/executions", **{filter["by"]: row.name}, since=filter["range"])
-    return told | {"line": spark(row.by_step), "href": calls}
+    return columns | {"line": spark(row.by_step), "href": calls}

@@ -1,11 +1,11 @@
 """The form of a connection, for a new one and for one that is there.
 
-Fields are named as config.toml names its keys (`auth.token`, `tls.ca_file`); what the form does not
-ask for stays as it was put. A secret is never on the page: its field is empty and leaves it as it
+Fields are named as config.toml names its keys (`auth.token`, `tls.ca_file`); settings without a
+field stay as they were put. A secret is never on the page: its field is empty and leaves it as it
 is, a tick removes it, and stars stand for it among headers and in an address.
 
-A secret that nobody types again goes where it went before, and nowhere else: otherwise whoever
-can edit a connection could have its key sent to a server of their own.
+A secret that is not typed again goes only to the hosts it went to before: otherwise a person who
+may edit a connection could have its key sent to a server of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.model import Tool
 from gateway.web.guard import Form
 from gateway.web.shown import MASK, host_of, masked_settings, masked_url
 
-# By kind: what people call it, and the key of its source.
+# By kind: its name for people, and the key of its source.
 KINDS = {
     "openapi": ("OpenAPI definition", "spec"),
     "mcp": ("MCP server", "url"),
@@ -38,7 +38,7 @@ KINDS = {
 SOURCES = {kind: key for kind, (_, key) in KINDS.items()} | {"arm": "api"}
 TEXTS = ("display_name", "access", "trust", "on_change", "base_url", "region")
 TLS = ("ca_file", "cert_file", "key_file", "server_name")
-FOR_ALL = ("token", "username", "password", "value")  # not where each person gives their own
+FOR_ALL = ("token", "username", "password", "value")  # not used where each person gives their own
 FOR_GRANT = {
     **dict.fromkeys(("authorize_url", "revoke_url", "issuer"), "authorization_code"),
     "audience": "token_exchange",
@@ -46,7 +46,7 @@ FOR_GRANT = {
 
 
 def _keys_of(model: Any) -> dict[str, bool]:
-    """The keys of a way to prove oneself, and whether each is a secret."""
+    """The keys of one kind of authentication, and whether each is a secret."""
     return {
         field.alias or name: SecretStr in (field.annotation, *get_args(field.annotation))
         for name, field in model.model_fields.items()
@@ -62,17 +62,17 @@ GRANTS = get_args(OAuth2Auth.model_fields["grant"].annotation)
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a form asks for."""
+    """The connection that a form asks for."""
 
     name: str
     values: dict[str, Any]
-    expected: int  # the revision that the form was made from; 0: there is none yet
-    state: ConnectionState | None  # that it would replace
+    expected: int  # the revision that the form was made from; 0: a new connection
+    state: ConnectionState | None  # of the connection that it would replace
     settings: Connection
 
     @property
-    def leads_elsewhere(self) -> bool:
-        """Whether its tools may be others than those that are known to go where they go."""
+    def may_change_hosts(self) -> bool:
+        """Whether its tools may call other hosts than the tools that are served now."""
         keys = ("spec", "base_url")
         old = self.state and self.state.settings
         return any(getattr(old, key, None) != getattr(self.settings, key, None) for key in keys)
@@ -82,60 +82,60 @@ class Edit:
 
 
 def fields_of(settings: Connection) -> dict[str, str]:
-    """What the fields of its form hold; secrets are not among it."""
-    shown = masked_settings(settings)
-    auth = {key: value for key, value in shown.get("auth", {}).items() if value is not None}
-    found = {key: shown[key] for key in ("kind", *TEXTS) if shown.get(key)}
-    found |= {f"tls.{key}": value for key, value in shown.get("tls", {}).items() if value}
-    found |= {"auth": settings.auth.type} | {f"auth.{key}": value for key, value in auth.items()}
+    """The form's fields with the settings of a connection, without secrets."""
+    masked = masked_settings(settings)
+    auth = {key: value for key, value in masked.get("auth", {}).items() if value is not None}
+    fields = {key: masked[key] for key in ("kind", *TEXTS) if masked.get(key)}
+    fields |= {f"tls.{key}": value for key, value in masked.get("tls", {}).items() if value}
+    fields |= {"auth": settings.auth.type} | {f"auth.{key}": value for key, value in auth.items()}
     for key in secret_keys(settings):
-        found.pop(f"auth.{key}", None)
-    found["auth.scopes"] = " ".join(auth.get("scopes", ()))
-    found["headers"] = "\n".join(f"{k}: {v}" for k, v in shown.get("headers", {}).items())
+        fields.pop(f"auth.{key}", None)
+    fields["auth.scopes"] = " ".join(auth.get("scopes", ()))
+    fields["headers"] = "\n".join(f"{k}: {v}" for k, v in masked.get("headers", {}).items())
     source = getattr(settings, SOURCES[settings.kind], None) or ""
-    found["source"] = "" if is_inline(source) else shown.get(SOURCES[settings.kind], "")
-    return found
+    fields["source"] = "" if is_inline(source) else masked.get(SOURCES[settings.kind], "")
+    return fields
 
 
 def secret_keys(settings: Connection | None) -> tuple[str, ...]:
-    """The secrets of its credentials that are kept."""
+    """The keys of the secrets that a connection's credentials have."""
     auth = settings.auth if settings else None
-    named = AUTHS[auth.type] if auth else {}
-    return tuple(key for key, secret in named.items() if secret and _secret(auth, key))
+    keys = AUTHS[auth.type] if auth else {}
+    return tuple(key for key, secret in keys.items() if secret and _secret(auth, key))
 
 
-def kept_definition(settings: Connection | None) -> int:
-    """How many characters a definition has that was given itself, not by its address."""
+def inline_length(settings: Connection | None) -> int:
+    """The length of a definition that was pasted; 0 for one that has an address."""
     source = getattr(settings, "spec", "")
     return len(source) if is_inline(source) else 0
 
 
-def other_keys(settings: Connection) -> list[str]:
-    """What is set and the form does not ask for."""
-    asked = {"kind", *SOURCES.values(), *TEXTS, "auth", "tls", "headers", "names", "organization"}
-    return sorted(masked_settings(settings).keys() - asked)
+def keys_without_field(settings: Connection) -> list[str]:
+    """The keys that are set and have no field in the form."""
+    fields = {"kind", *SOURCES.values(), *TEXTS, "auth", "tls", "headers", "names", "organization"}
+    return sorted(masked_settings(settings).keys() - fields)
 
 
 # --- from a form to a connection ------------------------------------------------------------------
 
 
-def read_asked(form: Form, states: Mapping[str, ConnectionState]) -> Edit:
+def read_edit(form: Form, states: Mapping[str, ConnectionState]) -> Edit:
     """The connection that a posted form asks for."""
-    said = form.get("over") or form.get("revision") or "0"
-    expected = int(said) if said.isascii() and said.isdigit() and len(said) < 16 else -1
+    text = form.get("over") or form.get("revision") or "0"
+    expected = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
     kind, source = form.get("kind", "openapi"), _source(form)
     if kind not in SOURCES:
         raise Fixable("connection_invalid", f"kind must be one of {', '.join(KINDS)}")
     name = form.get("name", "").strip() or free_name(suggest_name(source, kind), states)
     state = states.get(name)
-    held = state.revision if state else 0
+    revision = state.revision if state else 0
     if expected == 0 and state is not None:
-        what = f"There is a connection {name} already."
-        raise Fixable("connection_invalid", what, "Choose another name, or edit that one.")
-    if expected != held:
-        what = f"The connection {name} was changed meanwhile."
-        raise Fixable("precondition", what, "Look at what it is now.", revision=held)
-    before = _put_values(state.settings) if state else {}
+        problem = f"There is a connection {name} already."
+        raise Fixable("connection_invalid", problem, "Choose another name, or edit that one.")
+    if expected != revision:
+        problem = f"The connection {name} was changed meanwhile."
+        raise Fixable("precondition", problem, "Look at what it is now.", revision=revision)
+    before = _stored_values(state.settings) if state else {}
     values = {**before, "kind": kind, **_source_value(kind, source, before)}
     for key in TEXTS:
         if key in form:
@@ -151,14 +151,14 @@ def read_asked(form: Form, states: Mapping[str, ConnectionState]) -> Edit:
         _set(values, "tls", {key: path for key, path in files.items() if path})
     if "auth" in form:
         _set(values, "auth", _auth(form, before.get("auth", {})))
-    asked = Edit(name, values, expected, state, parse_connection(name, values))
-    _refuse_places(asked, form, places_of(asked.settings))
-    return asked
+    draft = Edit(name, values, expected, state, parse_connection(name, values))
+    _refuse_places(draft, form, places_of(draft.settings))
+    return draft
 
 
-def refuse_hosts(asked: Edit, form: Form, tools: Iterable[Tool]) -> None:
+def refuse_hosts(draft: Edit, form: Form, tools: Iterable[Tool]) -> None:
     """Refuses tools that would take a kept secret to another host."""
-    _refuse_places(asked, form, set(_hosts(tools)))
+    _refuse_places(draft, form, set(_hosts(tools)))
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
@@ -168,11 +168,11 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _source(form: Form) -> str:
-    """What was typed or pasted, or the file that was chosen."""
+    """The source that was typed or pasted, or the text of the chosen file."""
     file = form.get("file", "")
     if len(file) > MAX_BODY_BYTES:
-        what = f"The file has more than {MAX_BODY_BYTES >> 20} MB."
-        raise Fixable("connection_invalid", what, "Give the address where it can be fetched.")
+        problem = f"The file has more than {MAX_BODY_BYTES >> 20} MB."
+        raise Fixable("connection_invalid", problem, "Give the address where it can be fetched.")
     return file if file.strip() else form.get("source", "").strip()
 
 
@@ -202,21 +202,21 @@ def _auth(form: Form, before: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in AUTHS:
         raise Fixable("connection_invalid", f"auth must be one of {', '.join(AUTHS)}")
     personal = per == "user" and kind in PER_USER and grant in ("", "authorization_code")
-    found: dict[str, Any] = {"type": kind}
+    auth: dict[str, Any] = {"type": kind}
     for key, secret in AUTHS[kind].items():
         text = form.get(f"auth.{key}", "")
         if secret and not text and f"remove.{key}" not in form and before.get("type") == kind:
             text = before.get(key) or ""
         if (personal and key in FOR_ALL) or FOR_GRANT.get(key, grant) != grant:
             continue
-        _set(found, key, text if secret else text.split() if key == "scopes" else text.strip())
-    _set(found, "grant", grant)
-    _set(found, "per", "user" if personal else "")
-    return found if kind != "none" else {}
+        _set(auth, key, text if secret else text.split() if key == "scopes" else text.strip())
+    _set(auth, "grant", grant)
+    _set(auth, "per", "user" if personal else "")
+    return auth if kind != "none" else {}
 
 
-def _put_values(settings: Connection) -> dict[str, Any]:
-    """The settings as they were put, with their secrets: for the store, for nobody's eyes."""
+def _stored_values(settings: Connection) -> dict[str, Any]:
+    """The settings as they were put, with their secrets: for the store, never for a page."""
     values = settings.model_dump(by_alias=True, exclude_unset=True)
     auth = settings.auth.model_dump(by_alias=True, exclude_unset=True)
     for key in secret_keys(settings):
@@ -233,13 +233,13 @@ def _secret(auth: Any, key: str) -> str:
 
 
 def places_of(settings: Connection) -> set[str]:
-    """Where a connection's secrets go, as far as its settings say."""
+    """The places that a connection's secrets go to, as far as its settings say."""
     keys = ("base_url", "spec", "url")
     first = next((value for key in keys if (value := getattr(settings, key, None))), "")
-    asked = [getattr(settings.auth, key, None) for key in ("token_url", "revoke_url", "url")]
-    found = {_origin(address) for address in (first, *asked) if address and "://" in address[:12]}
-    named = (getattr(settings, key, None) for key in ("manifest", "region", "api"))
-    return found | {name for name in named if name}
+    urls = [getattr(settings.auth, key, None) for key in ("token_url", "revoke_url", "url")]
+    origins = {_origin(address) for address in (first, *urls) if address and "://" in address[:12]}
+    places = (getattr(settings, key, None) for key in ("manifest", "region", "api"))
+    return origins | {name for name in places if name}
 
 
 def _hosts(tools: Iterable[Tool]) -> Iterator[str]:
@@ -250,15 +250,15 @@ def _origin(address: str) -> str:
     return f"{urlsplit(address).scheme}://{host_of(address)}".lower()
 
 
-def _refuse_places(asked: Edit, form: Form, places: set[str]) -> None:
-    if asked.state is None:
+def _refuse_places(draft: Edit, form: Form, places: set[str]) -> None:
+    if draft.state is None:
         return
-    old, auth = asked.state.settings, asked.values.get("auth", {})
+    old, auth = draft.state.settings, draft.values.get("auth", {})
     pair = f"{auth.get('username')}:{form.get('auth.password') or MASK}"
     typed = "\n".join((*form.values(), pair))
-    kept = [s for s in secrets_of(old) & secrets_of(asked.settings) if s not in typed]
-    new = places - places_of(old) - set(_hosts(asked.state.tools))
-    if kept and new:
+    kept_secrets = [s for s in secrets_of(old) & secrets_of(draft.settings) if s not in typed]
+    new = places - places_of(old) - set(_hosts(draft.state.tools))
+    if kept_secrets and new:
         raise Fixable(
             "connection_invalid",
             f"The secrets that are kept were not given for {', '.join(sorted(new))}.",
@@ -273,13 +273,13 @@ _NOT_NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 def suggest_name(source: str, kind: str) -> str:
-    """A name for a connection nobody named: of its host, its title, or what it is."""
+    """A name for a connection without one: from its manifest, its title or its host."""
     host = urlsplit(source).hostname if "://" in source[:12] else None
-    titled = _TITLE.search(source[:4000])
+    title = _TITLE.search(source[:4000])
     if kind == "manifest":
         text = source
-    elif titled:
-        text = titled[1].split()[0]
+    elif title:
+        text = title[1].split()[0]
     elif host is None or host.replace(".", "").isdigit() or ":" in host:
         text = "api"
     else:
@@ -288,7 +288,7 @@ def suggest_name(source: str, kind: str) -> str:
     return (_NOT_NAME.sub("-", text.lower()).strip("-_0123456789") or "api")[:32]
 
 
-def free_name(name: str, taken: Container[str]) -> str:
+def free_name(name: str, used_names: Container[str]) -> str:
     """The name, with a number where another connection has it."""
     numbered = (f"{name[:28]}-{number}" for number in count(2))
-    return next(each for each in chain([name], numbered) if each not in taken)
+    return next(each for each in chain([name], numbered) if each not in used_names)

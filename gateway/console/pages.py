@@ -1,4 +1,4 @@
-"""What every page is made of: the visit it answers, what stands around it, its words and files.
+"""The parts of every page: the visit it answers, its navigation, its filters for text, its files.
 
 A page's function takes a `Visit` and answers with `page`, `list_page`, `fragment`, `toast` or `go`.
 Templates escape always, and a name that is missing is an error, not a blank. Lists are also given
@@ -63,11 +63,11 @@ class Backend:
     health: Health
     contacts: Mapping[str, tuple[float, bytes]]  # when a principal's clients last spoke MCP
     public_url: str
-    # What happened in the last hour, by whose calls: many open pages show the same.
+    # The last hour, by the principal whose calls it counts: many open pages show the same.
     hours: TTLCache[str | None, Any] = field(
         default_factory=lambda: TTLCache(MAX_REMEMBERED, HOUR_SECONDS)
     )
-    # Charts, by the calls they are about.
+    # Charts, by the filter of their calls.
     figures: TTLCache[Any, Any] = field(
         default_factory=lambda: TTLCache(PAGE_ENTRIES, FIGURES_SECONDS)
     )
@@ -75,7 +75,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request of someone who is signed in, on one snapshot."""
+    """One request of a visitor who is signed in, on one snapshot."""
 
     backend: Backend
     session: ConsoleSession
@@ -97,15 +97,15 @@ class Visit:
 
     @property
     def id(self) -> str:
-        """What the address names: a connection, or the id of something else."""
-        named: str = next(iter(self.request.path_params.values()))
-        return named
+        """The name or the id in the path of the address."""
+        path_value: str = next(iter(self.request.path_params.values()))
+        return path_value
 
     @property
-    def whose(self) -> str | None:
-        """Whose calls are shown: everyone's to an admin of no organization, else one's own."""
-        everyone = self.principal.admin and self.principal.organization is None
-        return None if everyone else self.principal.name
+    def only_principal(self) -> str | None:
+        """The principal whose calls are shown; None, every call: an admin without organization."""
+        sees_all = self.principal.admin and self.principal.organization is None
+        return None if sees_all else self.principal.name
 
     @property
     def path(self) -> str:
@@ -123,25 +123,25 @@ class Visit:
 
     @property
     def sight(self) -> Sight:
-        """What the visitor sees of the calls there were."""
+        """The figures of the calls that the visitor may see."""
         return Sight(self.inquiry, self.backend.figures)
 
     def render(self, template: str, **values: Any) -> str:
-        """A template with these values, and with who sees it."""
+        """A template with these values, the visitor's principal and the form token."""
         return render(template, me=self.principal, csrf=self.session.csrf, **values)
 
 
 def is_partial(request: Request) -> bool:
-    """Whether a part of a page is asked for, by the script of a page that is there already."""
+    """Whether the script of an open page asks for a part of it."""
     return request.headers.get("hx-request") == "true"
 
 
-# --- what stands around a page --------------------------------------------------------------------
+# --- the navigation around a page -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Navigation:
-    """What the navigation counts and lists, as of one moment."""
+    """What the navigation counts and lists at one moment."""
 
     connections: list[dict[str, Any]]
     tools: int
@@ -150,15 +150,15 @@ class Navigation:
 
     @property
     def side(self) -> list[dict[str, Any]]:
-        """The connections, those first that someone should look at."""
+        """The connections; those that need attention come first."""
         order = {"failing": 0, "unauthenticated": 1, "pending": 2, "connected": 3, "disabled": 4}
         return sorted(self.connections, key=lambda row: (order[row["status"]], row["name"]))
 
 
 async def navigation(visit: Visit) -> Navigation:
     """The navigation as this visitor sees it."""
-    inquiry, counted = visit.inquiry, await count_waiting(visit.gateway.db, time.time())
-    waiting = sum(counted[whose] for whose in counted if inquiry.concerns(*whose))
+    inquiry, counts = visit.inquiry, await count_waiting(visit.gateway.db, time.time())
+    waiting = sum(counts[key] for key in counts if inquiry.concerns(*key))
     tasks = await visit.backend.health.tasks(visit.principal, waiting)
     return Navigation(connection_rows(inquiry), len(inquiry.view.tools), waiting, tasks)
 
@@ -175,8 +175,8 @@ def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
 
 def _last_contact(visit: Visit) -> Row | None:
     """When a client of the visitor last spoke here, for "Connect a client" to turn green."""
-    found = visit.backend.contacts.get(visit.principal.name)
-    return found and {"at": found[0], "agent": found[1].decode("utf-8", "replace")}
+    contact = visit.backend.contacts.get(visit.principal.name)
+    return contact and {"at": contact[0], "agent": contact[1].decode("utf-8", "replace")}
 
 
 def _section(visit: Visit) -> str:
@@ -188,7 +188,7 @@ def _section(visit: Visit) -> str:
 async def newest_calls(visit: Visit) -> list[dict[str, Any]]:
     """The newest calls this visitor may see."""
     found = await ledger.list_executions(
-        visit.gateway.db, ledger.Filter(principal=visit.whose), limit=14
+        visit.gateway.db, ledger.Filter(principal=visit.only_principal), limit=14
     )
     return [execution_event(each) | {"client": each.client} for each in found.executions]
 
@@ -228,14 +228,13 @@ async def list_page(
     title: str,
     rows: Sequence[Row],
     filter: Mapping[str, str],
-    beside: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> Response:
     """A page of rows behind their filter, or the rows as a file where the address asks for one."""
-    if (file := download(visit, title.lower(), rows, **(beside or {}))) is not None:
+    if (file := download(visit, title.lower(), rows)) is not None:
         return file
-    shown = {"rows": rows, "filter": filter, "files": file_links(visit, filter)}
-    return await page(visit, template, title, **(shown | values))
+    common = {"rows": rows, "filter": filter, "files": file_links(visit, filter)}
+    return await page(visit, template, title, **(common | values))
 
 
 def fragment(visit: Visit, template: str, **values: Any) -> Response:
@@ -243,16 +242,16 @@ def fragment(visit: Visit, template: str, **values: Any) -> Response:
     return Response(visit.render(template, **values), media_type="text/html")
 
 
-def toast(visit: Visit, message: str, *, good: bool = True, gone: str = "") -> Response:
-    """A short word in the corner of the page; without scripts, back to the page it came from.
+def toast(visit: Visit, message: str, *, good: bool = True, removed_id: str = "") -> Response:
+    """A short message in the corner of the page; without scripts, back to the page it came from.
 
-    `gone` is the id of what is no longer there.
+    `removed_id` is the id of the row that is no longer there.
     """
     if not is_partial(visit.request):
-        came = urlsplit(visit.request.headers.get("referer", ""))
-        ours = came.netloc == visit.request.headers.get("host") and came.path.startswith("/console")
-        return RedirectResponse(came.path if ours else "/console", 303)
-    return fragment(visit, "_toast.html", message=message, good=good, gone=gone)
+        url = urlsplit(visit.request.headers.get("referer", ""))
+        is_own = url.netloc == visit.request.headers.get("host") and url.path.startswith("/console")
+        return RedirectResponse(url.path if is_own else "/console", 303)
+    return fragment(visit, "_toast.html", message=message, good=good, removed_id=removed_id)
 
 
 def go(visit: Visit, path: str) -> Response:
@@ -263,9 +262,9 @@ def go(visit: Visit, path: str) -> Response:
 
 
 def link(path: str, **query: str | int | None) -> str:
-    """An address of the console with a query; what is empty is left out."""
-    kept = {key: value for key, value in query.items() if value not in (None, "")}
-    return f"/console{path}" + (f"?{urlencode(kept)}" if kept else "")
+    """An address of the console with a query; empty values are left out."""
+    params = {key: value for key, value in query.items() if value not in (None, "")}
+    return f"/console{path}" + (f"?{urlencode(params)}" if params else "")
 
 
 # --- lists and files ------------------------------------------------------------------------------
@@ -275,16 +274,16 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 
 
 def choose_rows(
-    rows: Iterable[dict[str, Any]], filter: Mapping[str, str], *searched: str
+    rows: Iterable[dict[str, Any]], filter: Mapping[str, str], *columns: str
 ) -> list[dict[str, Any]]:
     """The rows that have the filter's values, and each word of its `q` in one of these columns."""
     words = filter.get("q", "").lower().split()
-    wanted = {key: value for key, value in filter.items() if value and key != "q"}
+    exact = {key: value for key, value in filter.items() if value and key != "q"}
     return [
         row
         for row in rows
-        if all(str(row.get(key)) == value for key, value in wanted.items())
-        and all(any(word in str(row.get(key, "")).lower() for key in searched) for word in words)
+        if all(str(row.get(key)) == value for key, value in exact.items())
+        and all(any(word in str(row.get(key, "")).lower() for key in columns) for word in words)
     ]
 
 
@@ -304,8 +303,8 @@ def sort_rows(
     visit: Visit, rows: Iterable[T], filter: Mapping[str, str], *columns: str
 ) -> tuple[list[T], Sort]:
     """The rows by the column that the address names; with a minus before it, from the top down."""
-    given = visit.query("sort")
-    chosen, down = given.removeprefix("-"), given.startswith("-")
+    order = visit.query("sort")
+    chosen, down = order.removeprefix("-"), order.startswith("-")
 
     def value(row: Any, name: str) -> Any:
         found = row[name] if isinstance(row, Mapping) else getattr(row, name)
@@ -313,33 +312,33 @@ def sort_rows(
 
     rows = list(rows)
     if chosen in columns:
-        known = [row for row in rows if value(row, chosen) is not None]
-        rest = [row for row in rows if value(row, chosen) is None]
-        rows = [*sorted(known, key=lambda row: value(row, chosen), reverse=down), *rest]
+        filled = [row for row in rows if value(row, chosen) is not None]
+        empty = [row for row in rows if value(row, chosen) is None]
+        rows = [*sorted(filled, key=lambda row: value(row, chosen), reverse=down), *empty]
     links = {}
     for name in columns:
         is_text = bool(rows) and isinstance(value(rows[0], name), str)
-        turned = not down if name == chosen else not is_text  # numbers, the largest first
-        links[name] = link(visit.path, **filter, sort=f"-{name}" if turned else name)
+        descends = not down if name == chosen else not is_text  # numbers, the largest first
+        links[name] = link(visit.path, **filter, sort=f"-{name}" if descends else name)
     return rows, Sort(chosen, down, links)
 
 
 def file_links(visit: Visit, filter: Mapping[str, str]) -> dict[str, str]:
-    """Where a page's rows are in each format, behind the page's filter."""
+    """The links to a page's rows in each format, behind the page's filter."""
     return {name: link(visit.path, **filter, format=name) for name in FORMATS}
 
 
-def download(visit: Visit, name: str, rows: Sequence[Row], **beside: Any) -> Response | None:
-    """The rows in the format the address asks for; None: as a page."""
-    wanted = visit.query("format")
-    if not wanted:
+def download(visit: Visit, name: str, rows: Sequence[Row], **extras: Any) -> Response | None:
+    """The rows in the format the address asks for; None: it asks for a page."""
+    file_format = visit.query("format")
+    if not file_format:
         return None
-    if wanted not in FORMATS:
+    if file_format not in FORMATS:
         raise Fixable("invalid_arguments", f"format must be one of {', '.join(FORMATS)}")
-    if wanted == "csv":
+    if file_format == "csv":
         file = {"content-disposition": f'attachment; filename="{name}.csv"'}
         return Response(as_csv(rows), 200, file, "text/csv; charset=utf-8")
-    body = orjson.dumps({name: list(rows), **beside}, option=orjson.OPT_INDENT_2)
+    body = orjson.dumps({name: list(rows), **extras}, option=orjson.OPT_INDENT_2)
     return Response(body, 200, {"content-disposition": "inline"}, "application/json")
 
 
@@ -365,7 +364,7 @@ def csv_cell(value: Any) -> str:
     return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
 
 
-# --- templates and their words --------------------------------------------------------------------
+# --- templates and their filters ------------------------------------------------------------------
 
 
 def render(template: str, **values: Any) -> str:
@@ -375,7 +374,7 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -383,23 +382,23 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    words = (clip, clip_text, pretty, compact, ago, full_time, iso_time, clock, duration, plural)
-    made.filters.update({word.__name__: word for word in words}, number="{:,.0f}".format)
-    made.globals.update(version=__version__, now=time.time)
-    return made
+    filters = (clip, clip_text, pretty, compact, ago, full_time, iso_time, clock, duration, plural)
+    environment.filters.update({each.__name__: each for each in filters}, number="{:,.0f}".format)
+    environment.globals.update(version=__version__, now=time.time)
+    return environment
 
 
 def clip(value: object, length: int = NAME_CHARS) -> str:
     """Text on one line, with characters that hide or turn their neighbours shown, cut."""
-    return cut(" ".join(_shown(value, length).split()), length)
+    return cut(" ".join(_make_visible(value, length).split()), length)
 
 
 def clip_text(value: object, length: int = PREVIEW_CHARS) -> str:
-    """The same for running text, which keeps its lines."""
-    return cut(_shown(value, length), length)
+    """Running text, treated as `clip` does; it keeps its lines."""
+    return cut(_make_visible(value, length), length)
 
 
-def _shown(value: object, length: int) -> str:
+def _make_visible(value: object, length: int) -> str:
     return visible(str(value)[: length * 4], instead="\ufffd")
 
 
@@ -428,7 +427,7 @@ def ago(at: float | None, now: float | None = None) -> str:
 
 
 def full_time(at: float) -> str:
-    """The whole time, for those who point at it."""
+    """The date and time, for readers who point at a short form."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

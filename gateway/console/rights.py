@@ -1,8 +1,8 @@
 """Principals, roles, bundles and routes in the console: a list and a form for each kind.
 
-Fields are named as config.toml names its keys; what the form does not ask for stays as it was put.
-While somebody fills the form in, a plan says what it gives and who would see other tools; nothing
-is kept until it is saved. What config.toml owns is listed, and changed there.
+Fields are named as config.toml names its keys; settings without a field stay as they were put.
+While the form is being filled in, a plan says what it gives and which principals would see other
+tools; nothing is kept until it is saved. Items of config.toml are listed here, and changed there.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ TEXTS: Mapping[RightKind, tuple[str, ...]] = {
     "principal": ("role", "organization", "access"),
     "bundle": ("mode",),
 }
-# Keys of which the form has a field for each name, and those with a name a line.
-CHOSEN: Mapping[RightKind, str] = {"role": "bundles", "bundle": "connections"}
+# Keys whose names each have a checkbox, by kind; and keys with a name on each line.
+BOXES: Mapping[RightKind, str] = {"role": "bundles", "bundle": "connections"}
 LINES = ("allow", "deny")
 NAMES: Mapping[RightKind, tuple[str, ...]]
 NAMES = {**dict.fromkeys(KINDS, ("name",)), "route": ("workflow", "role")}
 
 
 async def rights(visit: Visit) -> Response:
-    """The page of one kind: all there are, and the form for a new one or for one that was put."""
+    """The page of one kind: its items, and the form for a new item or for one that was put."""
     kind, name = _kind(visit), visit.query("name")
-    found = get_right(visit.inquiry, kind, name) if name else None
-    if found is not None and found["origin"] == "config":
+    item = get_right(visit.inquiry, kind, name) if name else None
+    if item is not None and item["origin"] == "config":
         raise Fixable("invalid_arguments", f"config.toml owns {name!r}", "Edit it there.")
-    return await _page(visit, kind, _fields_of(kind, found))
+    return await _page(visit, kind, _fields_of(kind, item))
 
 
 async def put(visit: Visit) -> Response:
-    """Saves what the form says; a new token is shown, this once."""
+    """Saves the form; a new token is shown this once."""
     kind, form = _kind(visit), visit.form
     try:
         if form.get("plan"):  # without scripts: a button of the same form
@@ -71,18 +71,18 @@ async def put(visit: Visit) -> Response:
 
 
 async def plan(visit: Visit) -> Response:
-    """What the form would give as it is filled in now."""
-    kind, shown = _kind(visit), dict[str, Any](plan=None, error=None)
+    """The plan of the form as it is filled in now."""
+    kind, values = _kind(visit), dict[str, Any](plan=None, error=None)
     try:
         if all(visit.form.get(key, "").strip() for key in NAMES[kind]):  # else it is just begun
-            shown["plan"] = await _plan(visit, kind)
-    except GatewayError as wrong:
-        shown["error"] = wrong
-    return fragment(visit, "_plan.html", **shown)
+            values["plan"] = await _plan(visit, kind)
+    except GatewayError as problem:
+        values["error"] = problem
+    return fragment(visit, "_plan.html", **values)
 
 
 async def delete(visit: Visit) -> Response:
-    """Deletes what was put."""
+    """Deletes an item that was put."""
     kind, revision = _kind(visit), visit.form.get("revision")
     expected = int(revision or 0) if _is_number(revision) else None
     await delete_right(visit.inquiry, kind, visit.form.get("name", ""), expected)
@@ -105,9 +105,9 @@ async def _plan(visit: Visit, kind: RightKind) -> Values:
     return await foresee(visit.inquiry, plan_put(visit.inquiry, kind, name, values)[0])
 
 
-async def _page(visit: Visit, kind: RightKind, fields: Fields, **more: Any) -> Response:
+async def _page(visit: Visit, kind: RightKind, fields: Fields, **values: Any) -> Response:
     settings, me = visit.snapshot.settings, visit.principal
-    shown: Values = {"plan": None, "error": None, **more}
+    form_values: Values = {"plan": None, "error": None, **values}
     return await page(
         visit,
         "rights.html",
@@ -117,67 +117,67 @@ async def _page(visit: Visit, kind: RightKind, fields: Fields, **more: Any) -> R
         items=list_rights(visit.inquiry, kind),
         fields=fields,
         roles=sorted(settings.roles),
-        chosen=CHOSEN.get(kind, ""),
+        chosen=BOXES.get(kind, ""),
         choices=_choices(visit, kind),
         levels=get_args(Level),
         modes=MODES,
         claimed=people_are_claimed(settings),
-        **shown,
+        **form_values,
     )
 
 
 def _choices(visit: Visit, kind: RightKind) -> list[str]:
-    """What a role or a bundle may have."""
+    """The names that the form of a role or a bundle offers."""
     if kind == "bundle":
         return sorted(state.name for state in visit.inquiry.connections())
     return sorted(visit.snapshot.settings.bundles)
 
 
 async def _show_token(visit: Visit, name: str, token: str) -> Response:
-    shown: Values = {"name": name, "token": token}
+    values: Values = {"name": name, "token": token}
     if is_partial(visit.request):
-        return fragment(visit, "_token.html", **shown)
-    return await page(visit, "token.html", "A new token", **shown)
+        return fragment(visit, "_token.html", **values)
+    return await page(visit, "token.html", "A new token", **values)
 
 
 # --- between settings and fields ------------------------------------------------------------------
 
 
 def _fields_of(kind: RightKind, item: Mapping[str, Any] | None) -> Fields:
-    """The fields of a form for this item; for none, of an empty one."""
+    """The form's fields for an item; none for a new one."""
     if item is None:
         return {}
-    said: Mapping[str, Any] = item["settings"]
+    settings: Mapping[str, Any] = item["settings"]
     fields = {"name": item["name"], "editing": item["name"], "revision": str(item["revision"])}
     if kind == "route":
-        steps = "\n".join(f"{step}: {', '.join(bundles)}" for step, bundles in said.items())
+        steps = "\n".join(f"{step}: {', '.join(bundles)}" for step, bundles in settings.items())
         return {**fields, "workflow": item["workflow"], "role": item["role"], "steps": steps}
-    fields |= {key: str(said[key]) for key in TEXTS.get(kind, ()) if said.get(key)}
-    fields |= {key: "\n".join(said[key]) for key in LINES if key in said}
-    if kind in CHOSEN:
-        fields |= {f"{CHOSEN[kind]}.{each}": "1" for each in said.get(CHOSEN[kind], ())}
-    if kind == "bundle" and "token_budget" in said:
-        fields["token_budget"] = str(said["token_budget"])
+    fields |= {key: str(settings[key]) for key in TEXTS.get(kind, ()) if settings.get(key)}
+    fields |= {key: "\n".join(settings[key]) for key in LINES if key in settings}
+    if kind in BOXES:
+        fields |= {f"{BOXES[kind]}.{each}": "1" for each in settings.get(BOXES[kind], ())}
+    if kind == "bundle" and "token_budget" in settings:
+        fields["token_budget"] = str(settings["token_budget"])
     if kind == "principal":
-        fields |= {"admin": "1"} if said.get("admin") else {}
-        levels = said.get("connections", {}).items()
+        fields |= {"admin": "1"} if settings.get("admin") else {}
+        levels = settings.get("connections", {}).items()
         fields["levels"] = "\n".join(f"{name} = {level}" for name, level in levels)
     return fields
 
 
 def _values_of(visit: Visit, kind: RightKind) -> tuple[str, Values]:
-    """The name and the settings that a form stands for."""
+    """The name and the settings that a form gives."""
     form = visit.form
     if kind == "route":
         steps = _pairs(form.get("steps", ""), ":", "step: bundle, bundle")
         name = f"{form.get('workflow', '').strip()}/{form.get('role', '').strip()}"
         return name, {step: _split(bundles, ",") for step, bundles in steps}
     name = form.get("name", "").strip()
-    values = _kept(visit, kind, name)
+    values = _values_without_field(visit, kind, name)
     values |= {key: form[key].strip() for key in TEXTS.get(kind, ()) if form.get(key, "").strip()}
-    if kind in CHOSEN:
-        start = f"{CHOSEN[kind]}."
-        values[CHOSEN[kind]] = [key.removeprefix(start) for key in form if key.startswith(start)]
+    if kind in BOXES:
+        start = f"{BOXES[kind]}."
+        values[BOXES[kind]] = [key.removeprefix(start) for key in form if key.startswith(start)]
     if kind == "bundle":
         values |= {key: _split(form[key], "\n") for key in LINES if form.get(key, "").strip()}
         budget = form.get("token_budget", "").strip()
@@ -196,19 +196,19 @@ def _principal_values(form: Form) -> Values:
     }
 
 
-def _kept(visit: Visit, kind: RightKind, name: str) -> Values:
-    """What was put of it that the form does not ask for."""
+def _values_without_field(visit: Visit, kind: RightKind, name: str) -> Values:
+    """The settings of an item that have no field in the form."""
     if not visit.form.get("editing"):
         return {}
-    asked = {*TEXTS.get(kind, ()), CHOSEN.get(kind), *LINES, "token_budget", "admin", "connections"}
-    said = get_right(visit.inquiry, kind, name)["settings"]
-    return {key: value for key, value in said.items() if key not in asked}
+    fields = {*TEXTS.get(kind, ()), BOXES.get(kind), *LINES, "token_budget", "admin", "connections"}
+    settings = get_right(visit.inquiry, kind, name)["settings"]
+    return {key: value for key, value in settings.items() if key not in fields}
 
 
 def _pairs(text: str, separator: str, example: str) -> Iterable[tuple[str, str]]:
     for line in filter(str.strip, text.splitlines()):
-        key, found, value = line.partition(separator)
-        if not found:
+        key, mark, value = line.partition(separator)
+        if not mark:
             raise Fixable("invalid_arguments", f"{line[:80]!r} is no such line", f"Write {example}")
         yield key.strip(), value.strip()
 

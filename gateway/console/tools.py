@@ -1,8 +1,8 @@
-"""Tools: found by words and filters; one with its schema, its cost, and a form to try it.
+"""Tools: the list with its search and filters, and a tool's page with a form to try the tool.
 
 A form is read off the input schema: simple values get a field of their own, objects a group of
 them, to a depth; whatever is more involved is written as JSON. The posted fields are read off the
-schema again, so that a post can't bring one the form did not have. Arguments are checked later,
+schema again, so that a post can't add a field to the form. Arguments are checked later,
 where every call's are: here a value only becomes what its field's type says, or stays text.
 """
 
@@ -46,28 +46,28 @@ from gateway.web.shown import tool_row
 
 async def tools(visit: Visit) -> Response:
     filter = visit.filter("q", "connection", "access", "risk", "confirm")
-    found = await _find_tools(visit, filter)
-    permissions, total = visit.snapshot.permissions, len(found)
+    matches = await _find_tools(visit, filter)
+    permissions, total = visit.snapshot.permissions, len(matches)
     if visit.query("format"):
-        rows = [tool_row(tool, permissions) for tool in found[:TABLE_ROWS]]
+        rows = [tool_row(tool, permissions) for tool in matches[:TABLE_ROWS]]
         if (file := download(visit, "tools", rows, total=total)) is not None:
             return file
-    found, sort = sort_rows(visit, found, filter, "name", "access", "risk", "tokens")
-    given = visit.query("start", 9)
-    start = int(given) if given.isascii() and given.isdigit() else 0
+    matches, sort = sort_rows(visit, matches, filter, "name", "access", "risk", "tokens")
+    start_text = visit.query("start", 9)
+    start = int(start_text) if start_text.isascii() and start_text.isdigit() else 0
     start = min(start, max(0, (total - 1) // PAGE_ENTRIES * PAGE_ENTRIES))
     after, before = start + PAGE_ENTRIES, max(0, start - PAGE_ENTRIES)
-    shown, order = found[start:after], {**filter, "sort": visit.query("sort")}
+    page_tools, order = matches[start:after], {**filter, "sort": visit.query("sort")}
     return await page(
         visit,
         "tools.html",
         "Tools",
-        rows=[tool_row(tool, permissions) for tool in shown],
-        lines=await visit.sight.lines("tool", [tool.name for tool in shown]),
+        rows=[tool_row(tool, permissions) for tool in page_tools],
+        lines=await visit.sight.lines("tool", [tool.name for tool in page_tools]),
         sort=sort,
         total=total,
         start=start,
-        tokens=sum(tool.tokens for tool in found),
+        tokens=sum(tool.tokens for tool in matches),
         filter=filter,
         facets=_facets(visit),
         next=link("/tools", **order, start=after) if after < total else None,
@@ -86,12 +86,12 @@ async def _find_tools(visit: Visit, filter: Mapping[str, str]) -> list[Tool]:
             filter[key] in ("", value) for key, value in (facts | {"confirm": confirm}).items()
         )
 
-    kept = {name: tool for name, tool in visit.inquiry.view.tools.items() if fits(tool)}
+    fitting = {name: tool for name, tool in visit.inquiry.view.tools.items() if fits(tool)}
     if not filter["q"]:
-        return sorted(kept.values(), key=lambda tool: (tool.connection, tool.name))
-    names = await visit.gateway.search(visit.snapshot, filter["q"], set(kept), len(kept))
-    literal = [n for n in kept if filter["q"].lower() in n.lower() and n not in set(names)]
-    return [kept[name] for name in (*names, *sorted(literal))]
+        return sorted(fitting.values(), key=lambda tool: (tool.connection, tool.name))
+    names = await visit.gateway.search(visit.snapshot, filter["q"], set(fitting), len(fitting))
+    literal = [n for n in fitting if filter["q"].lower() in n.lower() and n not in set(names)]
+    return [fitting[name] for name in (*names, *sorted(literal))]
 
 
 def _facets(visit: Visit) -> dict[str, list[str]]:
@@ -104,34 +104,34 @@ def _facets(visit: Visit) -> dict[str, list[str]]:
 
 
 async def tool(visit: Visit) -> Response:
-    found, earlier = _known_tool(visit), visit.query("like")
-    like = await visit.inquiry.execution(earlier) if earlier else None
+    named_tool, earlier_id = _named_tool(visit), visit.query("like")
+    like = await visit.inquiry.execution(earlier_id) if earlier_id else None
     values = dict(like.arguments) if like else {}
-    schema = _schema(found)
+    schema = _schema(named_tool)
     fields = form_fields(schema, values)
-    told = [field for field in fields if field.required or field.value]
-    folded = [field for field in fields if field not in told]
-    if len(folded) <= 4:  # no more than a look takes in
-        told, folded = fields, []
-    calls, sort = await _recent_calls(visit, found)
+    open_fields = [field for field in fields if field.required or field.value]
+    folded = [field for field in fields if field not in open_fields]
+    if len(folded) <= 4:  # few enough to see at a glance
+        open_fields, folded = fields, []
+    calls, sort = await _recent_calls(visit, named_tool)
     return await page(
         visit,
         "tool.html",
-        found.name,
-        tool=found,
-        decision=decide(found, visit.snapshot.permissions),
+        named_tool.name,
+        tool=named_tool,
+        decision=decide(named_tool, visit.snapshot.permissions),
         like=like,
         masked=MASK.encode() in json_bytes(values),
         fields=fields,
-        shown=told,
+        shown=open_fields,
         folded=folded,
-        snippets=snippets(visit, found, values or example_of(fields)),
+        snippets=snippets(visit, named_tool, values or example_of(fields)),
         calls=calls,
         sort=sort,
         schema=schema,
-        output=orjson.loads(found.output_schema) if found.output_schema else None,
+        output=orjson.loads(named_tool.output_schema) if named_tool.output_schema else None,
         written=orjson.dumps(values, option=orjson.OPT_INDENT_2).decode() if values else "",
-        **await visit.sight.charts(visit.query("range"), tool=found.name),
+        **await visit.sight.charts(visit.query("range"), tool=named_tool.name),
     )
 
 
@@ -146,22 +146,22 @@ async def _recent_calls(visit: Visit, tool: Tool) -> tuple[list[dict[str, Any]],
     return sort_rows(visit, rows, {"name": tool.name}, *columns)
 
 
-# --- a call, as others make it --------------------------------------------------------------------
+# --- a call, as other clients make it -------------------------------------------------------------
 
 
 async def copy(visit: Visit) -> Response:
-    """The call that the form means, to be copied; while it means none, what was there stays."""
-    found = _known_tool(visit)
+    """Snippets of the call in the form; while its JSON is wrong, the page keeps the last ones."""
+    named_tool = _named_tool(visit)
     try:
-        arguments = form_arguments(_schema(found), visit.form)
+        arguments = form_arguments(_schema(named_tool), visit.form)
     except Fixable:
         return Response(status_code=204)
-    return fragment(visit, "_copy.html", snippets=snippets(visit, found, arguments))
+    return fragment(visit, "_copy.html", snippets=snippets(visit, named_tool, arguments))
 
 
 def snippets(visit: Visit, tool: Tool, arguments: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """A call of the tool for a terminal, with curl, and for an MCP client: id, name, words."""
-    url, given = mcp_url(visit).removesuffix("/mcp"), _json(arguments)
+    url, text = mcp_url(visit).removesuffix("/mcp"), _json(arguments)
     token = visit.snapshot.settings.auth.mode != "none"
     curl = [
         f"curl {shlex.quote(f'{url}/api/v1/tools/{quote(tool.name)}/call')}",
@@ -169,7 +169,7 @@ def snippets(visit: Visit, tool: Tool, arguments: Mapping[str, Any]) -> list[tup
         "-H 'Content-Type: application/json'",
         f"-d {shlex.quote(_json({'arguments': arguments}))}",
     ]
-    cli = f"gateway call {shlex.quote(tool.name)} {shlex.quote(given)} --url {shlex.quote(url)}"
+    cli = f"gateway call {shlex.quote(tool.name)} {shlex.quote(text)} --url {shlex.quote(url)}"
     params = {"name": tool.name, "arguments": arguments}
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     return [
@@ -180,14 +180,14 @@ def snippets(visit: Visit, tool: Tool, arguments: Mapping[str, Any]) -> list[tup
 
 
 def example_of(fields: Sequence[FormField]) -> dict[str, Any]:
-    """Arguments that have the required fields, with something in each."""
-    made: dict[str, Any] = {}
+    """Arguments with a sample value in each required field."""
+    values: dict[str, Any] = {}
     for field in fields:
         if field.required:
             kinds = {"number": 0, "json": {}, "text": f"<{field.path[-1]}>"}
-            plain = kinds.get(field.control, kinds["text"])
-            _put(made, field.path, orjson.loads(field.choices[0][0]) if field.choices else plain)
-    return made
+            sample = kinds.get(field.control, kinds["text"])
+            _put(values, field.path, orjson.loads(field.choices[0][0]) if field.choices else sample)
+    return values
 
 
 def _put(arguments: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -200,12 +200,12 @@ def _put(arguments: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 async def call(visit: Visit) -> Response:
-    """Tries the tool, as the visitor, through the door every call comes through."""
-    found, inquiry = _known_tool(visit), visit.inquiry
-    arguments = form_arguments(_schema(found), visit.form)
-    result = await inquiry.call(found, arguments, unattended=True)
+    """Tries the tool as the visitor; it is a call like every other."""
+    named_tool, inquiry = _named_tool(visit), visit.inquiry
+    arguments = form_arguments(_schema(named_tool), visit.form)
+    result = await inquiry.call(named_tool, arguments, unattended=True)
     meta = result["_meta"]
-    if not is_partial(visit.request):  # without a script: its record has the answer, too
+    if not is_partial(visit.request):  # without a script: the call's record has the answer, too
         return go(visit, f"/console/executions/{meta['gateway/execution_id']}")
     return fragment(
         visit,
@@ -219,7 +219,7 @@ async def call(visit: Visit) -> Response:
     )
 
 
-def _known_tool(visit: Visit) -> Tool:
+def _named_tool(visit: Visit) -> Tool:
     return visit.inquiry.tool(visit.request.query_params.get("name", ""))
 
 
@@ -234,21 +234,21 @@ INPUT_TYPES = {"date": "date", "email": "email", "uri": "url", "password": "pass
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """One value to be filled in."""
+    """A field of the form, for one value of the arguments."""
 
     path: tuple[str, ...]
     help: str
     control: Control
     required: bool
     kind: str  # the input's type, or the schema's for a choice
-    hint: str  # what goes there, in a word
+    hint: str  # the expected value, in a word
     choices: tuple[tuple[str, str], ...]  # JSON and label
     value: str
     step: str
 
     @property
     def name(self) -> str:
-        """The way to the value, as a JSON pointer."""
+        """The path to the value, as a JSON pointer."""
         return "".join(f"/{part.replace('~', '~0').replace('/', '~1')}" for part in self.path)
 
     @property
@@ -264,17 +264,17 @@ def form_fields(
 
 
 def form_arguments(schema: Mapping[str, Any], form: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments a posted form means. What was left empty is not an argument."""
-    written = form.get("json", "").strip()
-    if written:
-        value = _parse(written, "The arguments are not JSON.")
+    """The arguments of a posted form. An empty field is not an argument."""
+    json_text = form.get("json", "").strip()
+    if json_text:
+        value = _parse(json_text, "The arguments are not JSON.")
         if not isinstance(value, dict):
             raise Fixable("invalid_arguments", "The arguments must be a JSON object: { … }")
         return value
     arguments: dict[str, Any] = {}
     for field in form_fields(schema):
         if (text := form.get(field.name, "")).strip():
-            _put(arguments, field.path, _value(field, text))
+            _put(arguments, field.path, _read_value(field, text))
     return arguments
 
 
@@ -289,7 +289,7 @@ def _fields(
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
         return
-    # What an object must have is asked for where the object itself is.
+    # A property is required in the form only if the objects around it are required too.
     required = required if isinstance(required, list) and not optional else []
     for name in sorted(properties, key=lambda key: key not in required):
         inner, path = _resolve(properties[name], root), (*above, name)
@@ -349,22 +349,22 @@ def _hint(schema: Mapping[str, Any], kind: str) -> str:
 def _type(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
-        named = [each for each in kind if each != "null"]
-        kind = named[0] if len(named) == 1 else ""
+        kinds = [each for each in kind if each != "null"]
+        kind = kinds[0] if len(kinds) == 1 else ""
     return kind if isinstance(kind, str) else ""
 
 
 def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference means, with the words that stand beside the reference."""
+    """The schema that a reference names, with the keywords that stand beside the reference."""
     ref = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(ref, str):
-        named = root.get("$defs")
-        meant = named.get(ref.removeprefix("#/$defs/")) if isinstance(named, dict) else None
-        schema = {**(meant if isinstance(meant, dict) else {}), **schema}
+        defs = root.get("$defs")
+        target = defs.get(ref.removeprefix("#/$defs/")) if isinstance(defs, dict) else None
+        schema = {**(target if isinstance(target, dict) else {}), **schema}
     return schema if isinstance(schema, dict) else {}
 
 
-def _value(field: FormField, text: str) -> Any:
+def _read_value(field: FormField, text: str) -> Any:
     match field.control:
         case "text" | "area":
             return text

@@ -1,8 +1,8 @@
 """A small bookshop with a real REST API, so that a first run has something to call.
 
 It lives in memory and in this process, under /demo, and starts again from the same eight books.
-Its definition is `bookshop.yaml` beside this file, read like anyone else's. There is a bound on the
-number of books, and an endpoint with a large answer to show `read_result`.
+Its definition is `bookshop.yaml` beside this file, read like any other definition. There is a
+bound on the number of books, and an endpoint with a large answer to show `read_result`.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def bookshop() -> Starlette:
             Route("/catalogue", shop.export_catalogue),
             Route("/openapi.yaml", _get_definition),
         ],
-        exception_handlers={HTTPException: _refusal, ValidationError: _refusal},
+        exception_handlers={HTTPException: _answer_error, ValidationError: _answer_error},
     )
 
 
 class Bookshop:
-    """The books, and what one can do with them."""
+    """The books, and the operations on them."""
 
-    room = 1000  # for books
+    max_books = 1000
 
     def __init__(self) -> None:
         self._books = {book.id: book for book in FIRST_BOOKS}
@@ -90,51 +90,51 @@ class Bookshop:
 
     async def list_books(self, request: Request) -> Response:
         genre = request.query_params.get("genre")
-        chosen = [b for b in self._books.values() if genre in (None, b.genre)]
-        limit = _number(request, "limit", 20, 1, 100)
-        offset = _number(request, "offset", 0, 0, self.room)
-        page = [asdict(book) for book in chosen[offset : offset + limit]]
-        return JSONResponse({"books": page, "total": len(chosen)})
+        books = [b for b in self._books.values() if genre in (None, b.genre)]
+        limit = _read_number(request, "limit", 20, 1, 100)
+        offset = _read_number(request, "offset", 0, 0, self.max_books)
+        page = [asdict(book) for book in books[offset : offset + limit]]
+        return JSONResponse({"books": page, "total": len(books)})
 
     async def search_books(self, request: Request) -> Response:
         words = request.query_params.get("q", "").lower().split()
-        hits = [
+        matches = [
             asdict(book)
             for book in self._books.values()
             if all(word in f"{book.title} {book.author}".lower() for word in words)
         ]
-        return JSONResponse({"books": hits, "total": len(hits)})
+        return JSONResponse({"books": matches, "total": len(matches)})
 
     async def get_book(self, request: Request) -> Response:
-        return JSONResponse(asdict(self._found(request)))
+        return JSONResponse(asdict(self._requested_book(request)))
 
     async def add_book(self, request: Request) -> Response:
-        if len(self._books) >= self.room:
-            raise HTTPException(409, f"the shop is full: {self.room} books")
+        if len(self._books) >= self.max_books:
+            raise HTTPException(409, f"the shop is full: {self.max_books} books")
         book = convert(await _read_fields(request) | {"id": next(self._ids)}, Book)
         self._books[book.id] = book
         return JSONResponse(asdict(book), status_code=201)
 
     async def update_book(self, request: Request) -> Response:
-        book = self._found(request)
+        book = self._requested_book(request)
         book = convert(asdict(book) | await _read_fields(request) | {"id": book.id}, Book)
         self._books[book.id] = book
         return JSONResponse(asdict(book))
 
     async def delete_book(self, request: Request) -> Response:
-        del self._books[self._found(request).id]
+        del self._books[self._requested_book(request).id]
         return Response(status_code=204)
 
     async def export_catalogue(self, request: Request) -> Response:
         """Every book with many made-up reviews: larger than a tool's answer may be."""
-        known = list(self._books.values())
+        books = list(self._books.values())
         reviews = [
-            {"book": known[n % len(known)].title, "stars": n % 5 + 1, "text": f"Review {n}. " * 8}
-            for n in range(4000 if known else 0)
+            {"book": books[n % len(books)].title, "stars": n % 5 + 1, "text": f"Review {n}. " * 8}
+            for n in range(4000 if books else 0)
         ]
-        return JSONResponse({"books": [asdict(b) for b in known], "reviews": reviews})
+        return JSONResponse({"books": [asdict(b) for b in books], "reviews": reviews})
 
-    def _found(self, request: Request) -> Book:
+    def _requested_book(self, request: Request) -> Book:
         book = self._books.get(request.path_params["id"])
         if book is None:
             raise HTTPException(404, f"there is no book {request.path_params['id']}")
@@ -145,13 +145,13 @@ async def _get_definition(request: Request) -> Response:
     return Response(definition(), media_type="application/yaml")
 
 
-async def _refusal(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return JSONResponse({"message": error.detail}, status_code=error.status_code)
     return JSONResponse({"message": str(error)}, status_code=422)
 
 
-def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
+def _read_number(request: Request, name: str, default: int, low: int, high: int) -> int:
     try:
         value = int(request.query_params.get(name, default))
     except ValueError:

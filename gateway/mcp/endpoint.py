@@ -4,12 +4,12 @@ The straight line of a POST: guard (host, origin) → principal → what the cli
 body → era → answer. The SDK's server would cost more than the rest of a call together, so only its
 pure parts are used: the schemas, the ladder of checks and the table of statuses. The era is told by
 the `MCP-Protocol-Version` header, as the SDK does it, and by the envelope where the header is
-missing, so that a client of 2026 which forgot it is told just that.
+missing, so that a client of 2026 which forgot the header is told so.
 
 The 2026 era (2026-07-28) is here, the eras before it are in `era_2025`. It has no sessions: every
-request says who sends it and what it can do. The SDK's own ladder of checks decides what a request
-is and what is wrong with it: its envelope, its routing headers, and the headers of a call against
-the tool's schema. Errors carry the HTTP status that the protocol gives them.
+request names its client and what that client can do. The SDK's own ladder of checks decides what a
+request is and what is wrong with it: its envelope, its routing headers, and the headers of a call
+against the tool's schema. Errors carry the HTTP status that the protocol gives them.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, NAME_CHARS
-from gateway.mcp.era_2025 import SAID, Era2025
+from gateway.mcp.era_2025 import CLIENT_SPOKE, Era2025
 from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
     RpcError,
+    cached_if_small,
     check_params,
     error_body,
     notification,
     parse,
     read_message,
-    remembered,
     result_body,
 )
 from gateway.mcp.methods import (
     SERVER_INFO,
     Core,
     Exchange,
+    RequestStopped,
     RpcRequest,
-    Stopped,
     client_name,
     find_method,
     rpc_error,
 )
 from gateway.mcp.pass_through import PassThrough
-from gateway.mcp.streams import WISHED, ClientStream
+from gateway.mcp.streams import WISH_MADE, ClientStream
 from gateway.model import json_bytes, json_value
-from gateway.store.cluster import SESSION_ENDED, Signals, kept_wishes
+from gateway.store.cluster import SESSION_ENDED, Signals, load_wishes
 from gateway.store.database import Database
 from gateway.store.listed import LISTED
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
-    HAS_COME,
+    COMPLETE_BODY,
     JSON_TYPE,
     Fields,
     HostRules,
@@ -110,19 +110,19 @@ class McpEndpoint:
         self.streams = pass_through.streams
         self._core = Core(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
-        # When a client of each principal last spoke here, and what it calls itself.
+        # When a client of each principal last spoke here, and what that client calls itself.
         self.contacts: dict[str, tuple[float, bytes]] = {}
 
     def listen_to(self, signals: Signals) -> None:
         """Hears what clients said to other processes."""
-        signals.on(SESSION_ENDED, self._era_2025.hear_ended)
-        signals.on(SAID, self._era_2025.hear_said)
+        signals.on(SESSION_ENDED, self._era_2025.hear_session_end)
+        signals.on(CLIENT_SPOKE, self._era_2025.hear_client)
         signals.on(LISTED, self._core.listings.hear)
-        signals.on(WISHED, self._core.pass_through.wishes.hear)
+        signals.on(WISH_MADE, self._core.pass_through.wishes.hear)
 
     async def take_up_wishes(self) -> None:
-        """Takes over what sessions said before this process began."""
-        for wish in reversed(await kept_wishes(self._db, time.time())):
+        """Takes over the wishes of sessions from before this process began."""
+        for wish in reversed(await load_wishes(self._db, time.time())):
             self._core.pass_through.wishes.take(wish)
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
@@ -133,11 +133,11 @@ class McpEndpoint:
             if exchange is None:
                 return
             if scope["method"] != "POST":
-                await self._serve_other(scope["method"], exchange)
+                await self._serve_other_method(scope["method"], exchange)
                 return
             seconds = self._core.gateway.snapshot.settings.limits.request_seconds
-            has_come = HAS_COME in scope.get("extensions", ())
-            body = await read_body(exchange.fields, receive, seconds=seconds, has_come=has_come)
+            complete = COMPLETE_BODY in scope.get("extensions", ())
+            body = await read_body(exchange.fields, receive, seconds=seconds, complete=complete)
             value = parse(body)
             era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
             await era.post(exchange, value)
@@ -145,7 +145,7 @@ class McpEndpoint:
             body = error_body(None, RpcError(INVALID_REQUEST, refusal.detail))
             lines = [(k.encode(), v.encode()) for k, v in (refusal.headers or {}).items()]
             await respond(send, refusal.status_code, body, lines)
-        except RpcError as error:  # a body that can't be answered as the request it wants to be
+        except RpcError as error:  # the body is no request that could be answered
             await respond(send, 400, error_body(None, error))
         except ConnectionError:
             return  # the client left in the middle of its own request
@@ -168,11 +168,11 @@ class McpEndpoint:
         try:
             principal = await self._identity.identify(fields, view_scope.address)
         except Unauthenticated as error:
-            presented = b"authorization" in fields
-            challenge = self._identity.challenge(presented, view_scope.address)
+            has_token = b"authorization" in fields
+            challenge = self._identity.challenge(has_token, view_scope.address)
             # Clients behind a proxy of their own see no status: the Inspector looks for this word.
-            told = {"error": "invalid_token", "error_description": f"Unauthorized: {error}"}
-            await respond(send, 401, json_bytes(told), [(b"www-authenticate", challenge)])
+            body = {"error": "invalid_token", "error_description": f"Unauthorized: {error}"}
+            await respond(send, 401, json_bytes(body), [(b"www-authenticate", challenge)])
             return None
         agent = fields.get(b"user-agent", b"")[:NAME_CHARS]
         if len(self.contacts) >= MAX_REMEMBERED:
@@ -185,7 +185,7 @@ class McpEndpoint:
             require_json(fields)
         return Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
 
-    async def _serve_other(self, method: str, exchange: Exchange) -> None:
+    async def _serve_other_method(self, method: str, exchange: Exchange) -> None:
         version = exchange.fields.get(b"mcp-protocol-version")
         modern = version is not None and version not in _HANDSHAKE
         if modern and version not in _KNOWN:
@@ -202,7 +202,7 @@ class McpEndpoint:
             raise HTTPException(404, error.message) from error
 
     def figures(self) -> dict[str, int]:
-        """What goes on here now, for operators."""
+        """How many sessions, streams and calls are open in this process, for operators."""
         return {
             "sessions": len(self._era_2025.sessions),
             "streams": len(self.streams),
@@ -254,7 +254,7 @@ _ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 
 
 class Era2026:
-    """The requests of clients that say everything with each of them."""
+    """The requests of clients that repeat their name and capabilities in each request."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -274,31 +274,31 @@ class Era2026:
             raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         reply = Reply(exchange.send, exchange.streaming)
         try:
-            request = self._request(exchange, message, reply)
+            request = self._read_request(exchange, message, reply)
             if listens:
                 await self._listen(request)
                 return
             result = await find_method(request)(request)
             await reply.finish(200, result_body(message.id, result))
-        except Stopped:
-            return  # the client hung up: nobody is there to be answered
+        except RequestStopped:
+            return  # the client hung up: there is no reader for an answer
         except HTTPException:
             raise
         except Exception as error:
-            failed = rpc_error(error, message.method)
-            status = inbound.ERROR_CODE_HTTP_STATUS.get(failed.code, 200)
-            await reply.finish(status, error_body(message.id, failed))
+            failure = rpc_error(error, message.method)
+            status = inbound.ERROR_CODE_HTTP_STATUS.get(failure.code, 200)
+            await reply.finish(status, error_body(message.id, failure))
 
-    def _request(self, exchange: Exchange, message: Message, reply: Reply) -> RpcRequest:
+    def _read_request(self, exchange: Exchange, message: Message, reply: Reply) -> RpcRequest:
         """A request that has passed the SDK's ladder."""
         fields = exchange.fields
         if len(fields) != len(exchange.lines):
             names = [name for name, _ in exchange.lines if name.startswith(b"mcp-")]
             if len(names) != len(set(names)):
                 raise RpcError(HEADER_MISMATCH, "An Mcp- header appears more than once")
-        said = (message.repeated, *map(fields.get, _ROUTING))
-        climb = remembered(_climb, sum(map(len, filter(None, said))))
-        version, client, capabilities = climb(message.method, *said)
+        claims = (message.fixed_part, *map(fields.get, _ROUTING))
+        check = cached_if_small(_check_ladder, sum(map(len, filter(None, claims))))
+        version, client, capabilities = check(message.method, *claims)
         caller = Caller(exchange.principal, exchange.scope, "2026", None, client, capabilities)
         return RpcRequest(self._core, exchange, message, caller, version, reply)
 
@@ -307,9 +307,9 @@ class Era2026:
         exchange, message = request.exchange, request.message
         principal, scope = exchange.principal, exchange.scope
         check_params(message, request.version)
-        wanted: Mapping[str, Any] = message.params["notifications"]
-        lists = self._core.streams.lists(principal, scope, request.caller.client)
-        heard = {"toolsListChanged": True} if wanted.get("toolsListChanged") is True else {}
+        filters: Mapping[str, Any] = message.params["notifications"]
+        list_ids = self._core.streams.list_ids(principal, scope, request.caller.client)
+        flags = {"toolsListChanged": True} if filters.get("toolsListChanged") is True else {}
         holder = f"listen-{secrets.token_hex(8)}"
         meta = {SUBSCRIPTION_ID_META_KEY: message.id}
         result = {
@@ -317,19 +317,19 @@ class Era2026:
             "_meta": {**meta, SERVER_INFO_META_KEY: SERVER_INFO},
         }
         try:
-            heard |= await self._core.pass_through.listen(holder, principal, scope, wanted)
+            flags |= await self._core.pass_through.listen(holder, principal, scope, filters)
             stream = ClientStream(
                 principal,
                 scope,
                 request.caller.client,
                 exchange.fields.get(b"authorization"),
                 holder=holder,
-                hears=[flag.removesuffix("ListChanged") for flag in heard],
-                known=lists,
+                kinds=[flag.removesuffix("ListChanged") for flag in flags],
+                known_ids=list_ids,
                 frame=lambda method, params, _: _frame(method, {**params, "_meta": meta}),
                 first=_frame(
                     "notifications/subscriptions/acknowledged",
-                    {"notifications": heard, "_meta": meta},
+                    {"notifications": flags, "_meta": meta},
                 ),
                 last=event_frame(result_body(message.id, json_bytes(result))),
             )
@@ -339,21 +339,21 @@ class Era2026:
 
 
 @lru_cache(maxsize=256)
-def _climb(
-    method: str, written: bytes, *headers: bytes | None
+def _check_ladder(
+    method: str, params: bytes, *headers: bytes | None
 ) -> tuple[str, str, Mapping[str, Any]]:
-    """What a request says of itself, past the SDK's ladder: version, client, its capabilities.
+    """The version, client and capabilities of a request that passes the SDK's ladder of checks.
 
-    Raises RpcError for the rung that failed.
+    Raises RpcError for the check that failed.
     """
-    named = zip(_ROUTING, headers, strict=True)
-    given = {name.decode(): value.decode("latin-1") for name, value in named if value is not None}
-    body = {"method": method, "params": json_value(written)}
-    route = inbound.classify_inbound_request(body, headers=given)
+    pairs = zip(_ROUTING, headers, strict=True)
+    texts = {name.decode(): value.decode("latin-1") for name, value in pairs if value is not None}
+    body = {"method": method, "params": json_value(params)}
+    route = inbound.classify_inbound_request(body, headers=texts)
     if isinstance(route, inbound.InboundLadderRejection):
-        raise _error(route)
-    said = route.client_capabilities
-    capabilities = said if isinstance(said, dict) else {}
+        raise _rejection_error(route)
+    claim = route.client_capabilities
+    capabilities = claim if isinstance(claim, dict) else {}
     return route.protocol_version, client_name(route.client_info), capabilities
 
 
@@ -361,10 +361,10 @@ def _require_version(exchange: Exchange) -> None:
     version = exchange.fields.get(b"mcp-protocol-version", b"").decode("latin-1")
     rejection = inbound.unsupported_protocol_version_rejection(version)
     if rejection is not None:
-        raise _error(rejection)
+        raise _rejection_error(rejection)
 
 
-def _error(rejection: inbound.InboundLadderRejection) -> RpcError:
+def _rejection_error(rejection: inbound.InboundLadderRejection) -> RpcError:
     return RpcError(rejection.code, rejection.message, rejection.data)
 
 

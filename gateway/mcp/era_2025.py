@@ -1,10 +1,10 @@
 """The 2025 era (2024-11-05 to 2025-11-25): a handshake, a session id, a GET stream.
 
-A session lives in no process. Its id is a sealed value: who opened it, which protocol version was
+A session lives in no process. Its id is a sealed value: its principal, which protocol version was
 agreed, what the client can do. Any process with the key opens it, after a restart too; which
 sessions were ended before their time is in the store. Opened ids are remembered, until another
 process says that one was ended. A posted cancellation or answer that finds nothing in this process
-is told to the others, because the request it speaks of may run there.
+is told to the other processes, because the request it names may run there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from gateway.mcp.methods import (
     SERVER_INFO,
     Core,
     Exchange,
+    RequestStopped,
     RpcRequest,
-    Stopped,
     client_name,
     client_of,
     find_method,
@@ -57,12 +57,12 @@ from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.guard import event_frame, respond
 
-BATCH_VERSION = "2025-03-26"  # the one version that has batches
-ELICITATION_VERSION = "2025-06-18"  # the first one that has it
-RESUMING_VERSION = "2025-11-25"  # the first one whose clients read an event without data
+BATCH_VERSION = "2025-03-26"  # the only version that has batches
+ELICITATION_VERSION = "2025-06-18"  # the first version that has elicitation
+RESUMING_VERSION = "2025-11-25"  # the first version whose clients read an event without data
 SESSION_HEADER = b"mcp-session-id"
-SAID = "mcp_said"  # the signal: what a client said of a request that runs in another process
-ACTED_ON: Mapping[str, tuple[str, ...]] = {  # of a client's capabilities, with their flags
+CLIENT_SPOKE = "mcp_said"  # the signal: a client's word on a request that runs in another process
+USED_CAPABILITIES: Mapping[str, tuple[str, ...]] = {  # the capabilities we use, with their flags
     "elicitation": ("form", "url"),
     "sampling": ("tools",),
     "roots": (),
@@ -74,7 +74,7 @@ _EVENT_ID = re.compile(r"view-([0-9A-Za-z]{1,128})")
 
 @dataclass(frozen=True, slots=True)
 class SealedSession:
-    """What was agreed when a client said hello."""
+    """What client and gateway agreed on in their handshake."""
 
     id: str
     principal: str
@@ -91,35 +91,35 @@ class SealedSessions:
         self._seal = seal
         self._db = db
         self._clock = clock
-        self._opened: LRUCache[bytes, SealedSession] = LRUCache(MAX_REMEMBERED)
+        self._sessions: LRUCache[bytes, SealedSession] = LRUCache(MAX_REMEMBERED)
 
     def __len__(self) -> int:
         """How many sessions that are not over this process has lately heard from."""
-        return sum(session.expires > self._clock() for session in self._opened.values())
+        return sum(session.expires > self._clock() for session in self._sessions.values())
 
     def create(
         self, principal: str, protocol_version: str, client: str, capabilities: Mapping[str, Any]
     ) -> tuple[SealedSession, bytes]:
-        """A new session, and its id as it goes into the header; it holds what we act on."""
-        kept: dict[str, Any] = {
-            name: {flag: {} for flag in flags if flag in said}
-            for name, flags in ACTED_ON.items()
-            if isinstance(said := capabilities.get(name), Mapping)
+        """A new session, and its id as it goes into the header; the id holds what we use."""
+        features: dict[str, Any] = {
+            name: {flag: {} for flag in flags if flag in offer}
+            for name, flags in USED_CAPABILITIES.items()
+            if isinstance(offer := capabilities.get(name), Mapping)
         }
         expires = int(self._clock() + SESSION_SECONDS)
-        agreed = (secrets.token_hex(12), principal, protocol_version, client, kept, expires)
-        header = self._seal.seal_values(_PURPOSE, *agreed).encode()
-        session = self._opened[header] = SealedSession(*agreed)
+        values = (secrets.token_hex(12), principal, protocol_version, client, features, expires)
+        header = self._seal.seal_values(_PURPOSE, *values).encode()
+        session = self._sessions[header] = SealedSession(*values)
         return session, header
 
     async def open(self, header: bytes, principal: str) -> SealedSession | None:
         """The session of this id, if it is this principal's and not over."""
-        session = self._opened.get(header)
+        session = self._sessions.get(header)
         if session is None:
-            agreed = self._seal.open_values(_PURPOSE, header.decode("latin-1"))
-            if agreed is None or await is_ended(self._db, agreed[0]):
+            values = self._seal.open_values(_PURPOSE, header.decode("latin-1"))
+            if values is None or await is_ended(self._db, values[0]):
                 return None
-            session = self._opened[header] = SealedSession(*agreed)
+            session = self._sessions[header] = SealedSession(*values)
         alive = session.expires > self._clock() and session.principal == principal
         return session if alive else None
 
@@ -129,14 +129,14 @@ class SealedSessions:
         await end_session(self._db, session.id, session.expires)
 
     def forget(self, session_id: str) -> None:
-        """The session was ended; "": nobody knows which were, so each is looked up again."""
-        for header, session in list(self._opened.items()):
+        """Forgets a session that was ended; "": any may have been, so all are looked up again."""
+        for header, session in list(self._sessions.items()):
             if session_id in ("", session.id):
-                del self._opened[header]
+                del self._sessions[header]
 
 
 class Era2025:
-    """The requests of clients that said hello first."""
+    """The requests of clients that open a session with a handshake."""
 
     def __init__(self, core: Core, seal: Seal, db: Database) -> None:
         self._core = core
@@ -154,7 +154,7 @@ class Era2025:
             return
         session = await self._open_session(exchange)
         if message.kind != "request":
-            self._take_note(session, message)
+            self._act_on(session, message)
             await respond(exchange.send, 202)
             return
         reply = Reply(exchange.send, exchange.streaming)
@@ -177,20 +177,20 @@ class Era2025:
             await respond(exchange.send, 200, error_body(message.id, error))
             return
         params = message.params
-        asked = params["protocolVersion"]
-        version = asked if asked in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
+        proposal = params["protocolVersion"]
+        version = proposal if proposal in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
         capabilities = dict(params["capabilities"])
         if version < ELICITATION_VERSION:
             capabilities.pop("elicitation", None)
-        client, whose = client_name(params["clientInfo"]), exchange.principal.name
-        session, header = self.sessions.create(whose, version, client, capabilities)
+        client, principal = client_name(params["clientInfo"]), exchange.principal.name
+        session, header = self.sessions.create(principal, version, client, capabilities)
         caller = _caller(exchange, session)
         snapshot, view, _ = self._core.look(caller)
         self._core.listings.begin(client_of(caller), view, snapshot.revision)
         try:
             hello = await self._core.pass_through.hello(exchange.principal, exchange.scope)
         except GatewayError:
-            hello = Hello()  # an address that is nothing to this principal says so when it is used
+            hello = Hello()  # a principal that may not use this address is told when it uses it
         result: dict[str, Any] = {
             "protocolVersion": version,
             "capabilities": hello.capabilities,
@@ -207,7 +207,7 @@ class Era2025:
         request = RpcRequest(self._core, exchange, message, caller, version, reply)
         try:
             return result_body(message.id, await find_method(request)(request))
-        except Stopped:
+        except RequestStopped:
             return error_body(message.id, RpcError(-32800, "Request cancelled"))
         except HTTPException as refusal:
             if reply is not None:
@@ -216,28 +216,28 @@ class Era2025:
         except Exception as error:
             return error_body(message.id, rpc_error(error, message.method))
 
-    def _take_note(self, session: SealedSession, message: Message) -> None:
+    def _act_on(self, session: SealedSession, message: Message) -> None:
         """Acts on a notification or a response; there is nothing to answer."""
         if message.kind == "response":
             if not self._core.calls.answer(session.id, message.id, message.body):
-                self._tell_others(session=session.id, answered=message.id, body=message.body)
+                self._tell_processes(session=session.id, answered=message.id, body=message.body)
         elif message.method == "notifications/cancelled":
-            cancelled = message.params.get("requestId")
-            if is_request_id(cancelled) and not self._core.calls.cancel(session.id, cancelled):
-                self._tell_others(session=session.id, cancelled=cancelled)
+            request_id = message.params.get("requestId")
+            if is_request_id(request_id) and not self._core.calls.cancel(session.id, request_id):
+                self._tell_processes(session=session.id, cancelled=request_id)
 
-    def _tell_others(self, **said: Any) -> None:
-        signal_soon(self._db, SAID, json_bytes(said).decode())
+    def _tell_processes(self, **payload: Any) -> None:
+        signal_soon(self._db, CLIENT_SPOKE, json_bytes(payload).decode())
 
-    def hear_said(self, payload: str) -> None:
+    def hear_client(self, payload: str) -> None:
         """Acts on what a client said to another process."""
-        said = orjson.loads(payload) if payload else {}
-        if "cancelled" in said:
-            self._core.calls.cancel(said["session"], said["cancelled"])
-        elif "answered" in said:
-            self._core.calls.answer(said["session"], said["answered"], said["body"])
+        message = orjson.loads(payload) if payload else {}
+        if "cancelled" in message:
+            self._core.calls.cancel(message["session"], message["cancelled"])
+        elif "answered" in message:
+            self._core.calls.answer(message["session"], message["answered"], message["body"])
 
-    def hear_ended(self, session_id: str) -> None:
+    def hear_session_end(self, session_id: str) -> None:
         """Acts on the end of a session in any process; after a break, of perhaps several."""
         self.sessions.forget(session_id)
         self._core.pass_through.wishes.forget(session_id)
@@ -263,7 +263,7 @@ class Era2025:
         except RpcError as error:
             return error_body(None, error)
         if message.kind != "request":
-            self._take_note(session, message)
+            self._act_on(session, message)
             return None
         if message.method == "initialize":
             reason = "Invalid Request: initialize can't be part of a batch"
@@ -275,13 +275,13 @@ class Era2025:
         if not exchange.streaming:
             raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         session, streams = await self._open_session(exchange), self._core.streams
-        here = session.id, exchange.scope
-        lists = streams.lists(exchange.principal, exchange.scope, session.client)
+        key = session.id, exchange.scope
+        list_ids = streams.list_ids(exchange.principal, exchange.scope, session.client)
         # The event id is the digest of the view the client was last told of: a client that comes
-        # back with one learns at once of what it missed, whichever process it comes back to. One
-        # that has just listed learns of what changed before its stream was open.
-        last = _EVENT_ID.fullmatch(exchange.fields.get(b"last-event-id", b"").decode("latin-1"))
-        known = (last and last[1]) or streams.noted.get(here) or lists["tools"]
+        # back with its id learns at once of what it missed, whichever process it comes back to. A
+        # client that has just listed learns of what changed before its stream was open.
+        match = _EVENT_ID.fullmatch(exchange.fields.get(b"last-event-id", b"").decode("latin-1"))
+        known_id = (match and match[1]) or streams.tool_list_ids.get(key) or list_ids["tools"]
         reads_ids = session.protocol_version >= RESUMING_VERSION
         stream = ClientStream(
             exchange.principal,
@@ -289,15 +289,15 @@ class Era2025:
             session.client,
             exchange.fields.get(b"authorization"),
             holder=session.id,
-            hears=("tools", "prompts", "resources", "logs"),
-            known=lists,
+            kinds=("tools", "prompts", "resources", "logs"),
+            known_ids=list_ids,
             frame=lambda method, params, id: _frame(notification(method, params or None), id),
-            first=_frame(b"", known) if reads_ids else b"",
+            first=_frame(b"", known_id) if reads_ids else b"",
             is_alive=partial(self._is_alive, exchange),
         )
-        if known != lists["tools"]:
-            stream.tell_changed("tools", lists["tools"])
-        streams.noted[here] = lists["tools"]
+        if known_id != list_ids["tools"]:
+            stream.tell_changed("tools", list_ids["tools"])
+        streams.tool_list_ids[key] = list_ids["tools"]
         await streams.serve(stream, exchange.receive, exchange.send)
 
     async def _is_alive(self, exchange: Exchange) -> bool:
@@ -306,20 +306,20 @@ class Era2025:
         except HTTPException:
             return False
         except GatewayError:
-            return True  # the store is away: it is found out later
+            return True  # the store is away: a later check finds out
         return True
 
     async def delete(self, exchange: Exchange) -> None:
         """Ends a session."""
         session = await self._open_session(exchange)
         await self.sessions.end(session)
-        self.hear_ended(session.id)
+        self.hear_session_end(session.id)
         await respond(exchange.send, 200)
 
 
 def _caller(exchange: Exchange, session: SealedSession) -> Caller:
-    known = (session.id, session.client, session.capabilities)
-    return Caller(exchange.principal, exchange.scope, "2025", *known)
+    client = (session.id, session.client, session.capabilities)
+    return Caller(exchange.principal, exchange.scope, "2025", *client)
 
 
 def _frame(data: bytes, list_id: str | None) -> bytes:

@@ -1,8 +1,8 @@
-"""What a client that does not list again is told with its results: that its tools are others now.
+"""Tells a client that has not listed its tools again, with its results, that they have changed.
 
 The store has the list that each client was last given. A process looks there once for each client
-and view, so that a call between two changes costs one comparison: `known` has, for each client, the
-view it was looked at for and what results say of it, which mostly is nothing. A line of text is
+and view, so that a call between two changes costs one comparison: `by_client` has, for each client,
+the view it was looked at for and the changes its results tell of, mostly none. A line of text is
 added once for each change; what programs read is in every result until the client lists.
 """
 
@@ -24,18 +24,18 @@ from gateway.limits import MAX_REMEMBERED, MAX_TOLD_NAMES, MOMENT_SECONDS
 from gateway.model import Result
 from gateway.policy.view import View
 from gateway.store.database import Database
-from gateway.store.listed import Contents, ListHolder, keep_list, last_list, tell_first
+from gateway.store.listed import Contents, ListHolder, keep_list, last_list, mark_told
 
 CHANGED_META = "gateway/tools_changed"
 
 
-class HeldList(Struct, frozen=True):
-    """What is known of a client, for one view."""
+class ListState(Struct, frozen=True):
+    """What this process knows of a client's list, for one view."""
 
     digest: str
     revision: int
     has_list: bool = False
-    changed: Mapping[str, Any] | None = None  # since its list; None: nothing, or it never had one
+    changes: Mapping[str, Any] | None = None  # since its list; None: nothing, or it never had one
 
 
 class Listings:
@@ -43,95 +43,95 @@ class Listings:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self.known: LRUCache[ListHolder, HeldList] = LRUCache(MAX_REMEMBERED)
+        self.by_client: LRUCache[ListHolder, ListState] = LRUCache(MAX_REMEMBERED)
 
     def begin(self, client: ListHolder, view: View, revision: int) -> None:
-        """The client is a new one: it has no list, and the store need not be asked."""
-        self.known[client] = HeldList(view.digest, revision)
+        """Notes that a client is new: it has no list, and the store need not be asked."""
+        self.by_client[client] = ListState(view.digest, revision)
 
     def note(self, client: ListHolder, view: View, revision: int) -> None:
-        """The client is given this list."""
-        self.known[client] = HeldList(view.digest, revision, has_list=True)
-        keep_list(self._db, client, view.digest, lambda: contents_of(view), time.time())
+        """Notes that the client is given this list."""
+        self.by_client[client] = ListState(view.digest, revision, has_list=True)
+        keep_list(self._db, client, view.digest, lambda: list_contents(view), time.time())
 
     def hear(self, payload: str) -> None:
-        """A client was given a list, by whichever process; after a break, perhaps all were."""
+        """Forgets a client that some process gave a list; after a break, all clients."""
         if payload:
-            self.known.pop(ListHolder(*orjson.loads(payload)), None)
+            self.by_client.pop(ListHolder(*orjson.loads(payload)), None)
         else:
-            self.known.clear()
+            self.by_client.clear()
 
     async def tell(self, client: ListHolder, view: View, revision: int, result: Result) -> Result:
-        """The result of a call that began on this view, with what its client is to be told."""
-        known, first = self.known.get(client), False
+        """The result of a call that began on this view, with news of its client's tools."""
+        state, is_first = self.by_client.get(client), False
         if "content" not in result:
-            return result  # it asks the client something, and is no answer yet
-        if known is not None and known.revision > revision:
-            return result  # the client may have been told of what came after the call began
-        if known is None or known.digest != view.digest:
-            known, first = await self._look(client, view, revision)
-        if known.changed is None:
+            return result  # a question to the client, not yet an answer
+        if state is not None and state.revision > revision:
+            return result  # the client may have been told of a later view than this call's
+        if state is None or state.digest != view.digest:
+            state, is_first = await self._load(client, view, revision)
+        if state.changes is None:
             return result
-        meta = {CHANGED_META: known.changed}
-        if first:
-            return with_line(result, _words(known.changed, view), meta)
+        meta = {CHANGED_META: state.changes}
+        if is_first:
+            return with_line(result, _describe_changes(state.changes, view), meta)
         return {**result, "_meta": {**result.get("_meta", {}), **meta}}
 
-    async def _look(self, client: ListHolder, view: View, revision: int) -> tuple[HeldList, bool]:
-        """What the store knows of a client, and whether it is told of this view for the first
-        time; of its calls at the same time only one looks."""
-        nothing = self.known[client] = HeldList(view.digest, revision)
+    async def _load(self, client: ListHolder, view: View, revision: int) -> tuple[ListState, bool]:
+        """What the store knows of a client's list, and whether the client is told of this view for
+        the first time; of a client's calls at the same time only one looks."""
+        empty = self.by_client[client] = ListState(view.digest, revision)
         try:
             async with asyncio.timeout(MOMENT_SECONDS):
                 await self._db.settle()  # the client may have listed just now
                 last = await last_list(self._db, client)
-        except (GatewayError, TimeoutError):  # looked for again, but not by each call of an outage
-            asyncio.get_running_loop().call_later(MOMENT_SECONDS, self.known.pop, client, None)
-            return nothing, False
-        held = self.known.get(client)
-        if held is None:  # it was heard of meanwhile: what was read may be old
-            return await self._look(client, view, revision)
-        if last is None or held is not nothing:
-            return nothing, False
+        except (GatewayError, TimeoutError):  # looked up again, but not by each call of an outage
+            asyncio.get_running_loop().call_later(MOMENT_SECONDS, self.by_client.pop, client, None)
+            return empty, False
+        current = self.by_client.get(client)
+        if current is None:  # a signal came meanwhile: the list that was read may be old
+            return await self._load(client, view, revision)
+        if last is None or current is not empty:
+            return empty, False
         id, contents = last
         if id == view.digest:
-            self.known[client] = HeldList(view.digest, revision, has_list=True)
-            return nothing, False
-        changed = compare_lists(contents, contents_of(view)) | {"revision": revision}
-        known = self.known[client] = HeldList(view.digest, revision, changed=changed)
-        return known, await self._is_first(client, view.digest)
+            self.by_client[client] = ListState(view.digest, revision, has_list=True)
+            return empty, False
+        changes = compare_lists(contents, list_contents(view)) | {"revision": revision}
+        state = self.by_client[client] = ListState(view.digest, revision, changes=changes)
+        return state, await self._is_first(client, view.digest)
 
     async def _is_first(self, client: ListHolder, digest: str) -> bool:
         """Whether no process has told the client of this view."""
         with suppress(GatewayError, TimeoutError):
             async with asyncio.timeout(MOMENT_SECONDS):
-                return await tell_first(self._db, client, digest)
+                return await mark_told(self._db, client, digest)
         return False
 
 
-def contents_of(view: View) -> Contents:
-    """The names that a view lists, each with what tells its entry from others."""
-    return {name: each.hex() for name, each in zip(view.names, view.digests, strict=True)}
+def list_contents(view: View) -> Contents:
+    """The names that a view lists, each with the digest of its entry."""
+    return {name: digest.hex() for name, digest in zip(view.names, view.digests, strict=True)}
 
 
 def compare_lists(old: Contents, new: Contents) -> dict[str, Any]:
     """The names that came, went and changed; where they are very many, how many are not named."""
     both = old.keys() & new.keys()
-    found = {
+    changes = {
         "added": sorted(new.keys() - both),
         "removed": sorted(old.keys() - both),
         "changed": sorted(name for name in both if old[name] != new[name]),
     }
-    told: dict[str, Any] = {kind: names[:MAX_TOLD_NAMES] for kind, names in found.items()}
-    more = sum(len(names) for names in found.values()) - sum(map(len, told.values()))
-    return told | ({"more": more} if more else {})
+    excerpt: dict[str, Any] = {kind: names[:MAX_TOLD_NAMES] for kind, names in changes.items()}
+    unnamed = sum(len(names) for names in changes.values()) - sum(map(len, excerpt.values()))
+    return excerpt | ({"more": unnamed} if unnamed else {})
 
 
-def _words(changed: Mapping[str, Any], view: View) -> str:
-    counts = ", ".join(f"{len(changed[kind])} {kind}" for kind in ("added", "removed", "changed"))
-    said = f"Your list of tools is an old one ({counts})."
+def _describe_changes(changes: Mapping[str, Any], view: View) -> str:
+    counts = ", ".join(f"{len(changes[kind])} {kind}" for kind in ("added", "removed", "changed"))
+    sentence = f"Your list of tools is an old one ({counts})."
     if "list_dynamic_tools" in view.own:
-        return f"{said} list_dynamic_tools names those there are, call_dynamic_tool calls them."
+        return f"{sentence} list_dynamic_tools names those there are, call_dynamic_tool calls them."
     if "mcp_list_tools" in view.own:
-        return f"{said} mcp_list_tools names those there are, mcp_call_tool calls them."
-    return f"{said} List them again."
+        return f"{sentence} mcp_list_tools names those there are, mcp_call_tool calls them."
+    return f"{sentence} List them again."

@@ -1,7 +1,7 @@
 """JSON-RPC messages: their outer form, the SDK's checks of what is inside, how ours are written.
 
-Parameters are checked by the SDK's own models, so that what the gateway accepts and what the SDK
-accepts is one thing. An error of the protocol is an `RpcError` until it is written.
+Parameters are checked by the SDK's own models, so that the gateway accepts just what the
+SDK accepts. An error of the protocol is an `RpcError` until it is written.
 
 The answer to a request is plain JSON, unless something has to be said before it: the first progress
 notification, question or keep-alive turns it into an event stream. Saying something never waits for
@@ -48,7 +48,7 @@ class Message(msgspec.Struct, frozen=True):
     method: str  # "" for a response
     params: dict[str, Any]
     body: dict[str, Any]
-    repeated: bytes = b""  # what a client says with each request: see `_repeated`
+    fixed_part: bytes = b""  # the same in each request: see `_fixed_part`
 
 
 def parse(body: bytes) -> Any:
@@ -74,14 +74,14 @@ def read_message(value: object) -> Message:
         return Message("notification", "", method, params or {}, value)
     if not is_request_id(value["id"]):
         _refuse("id must be a string or an integer")
-    return Message("request", value["id"], method, params or {}, value, _repeated(method, params))
+    return Message("request", value["id"], method, params or {}, value, _fixed_part(method, params))
 
 
-def _repeated(method: str, params: dict[str, Any] | None) -> bytes:
+def _fixed_part(method: str, params: dict[str, Any] | None) -> bytes:
     """The params of a request as JSON, without a call's arguments.
 
-    Only the arguments differ from call to call, and they may be any; what is found out about the
-    rest is remembered by these bytes.
+    Only the arguments differ from call to call; what the checks find out about the rest is cached
+    under these bytes.
     """
     if params and method == "tools/call" and isinstance(params.get("arguments"), dict):
         params = {**params, "arguments": {}}
@@ -106,9 +106,9 @@ def is_request_id(value: object) -> TypeGuard[RequestId]:
 
 def check_params(message: Message, version: str) -> None:
     """Checks a request's params against the protocol's own schema. Raises RpcError."""
-    said = message.repeated
+    params = message.fixed_part
     try:
-        remembered(_check_repeated, len(said))(message.method, version, said)
+        cached_if_small(_check_fixed_part, len(params))(message.method, version, params)
     except KeyError:
         raise method_not_found(message.method) from None
     except ValidationError:
@@ -118,8 +118,8 @@ def check_params(message: Message, version: str) -> None:
 T = TypeVar("T")
 
 
-def remembered(read: Callable[..., T], size: int) -> Callable[..., T]:
-    """A cached function; the one behind it, where so many bytes are too many to keep."""
+def cached_if_small(read: Callable[..., T], size: int) -> Callable[..., T]:
+    """A cached function; the uncached one behind it where its input is too large to keep."""
     if size <= limits.PREVIEW_CHARS:
         return read
     uncached: Callable[..., T] = read.__wrapped__  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ def remembered(read: Callable[..., T], size: int) -> Callable[..., T]:
 
 
 @lru_cache(maxsize=256)
-def _check_repeated(method: str, version: str, params: bytes) -> None:
+def _check_fixed_part(method: str, version: str, params: bytes) -> None:
     sdk_methods.validate_client_request(method, version, json_value(params))
 
 
@@ -162,17 +162,17 @@ class Reply:
 
     def __init__(self, send: Send, streaming: bool) -> None:
         self.streaming = streaming  # whether the client takes an event stream
-        self.on_gone: list[Callable[[], None]] = []
+        self.on_leave: list[Callable[[], None]] = []
         self._send = send
         self._started = self._closed = False
         self._queue: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None
-        self._attending: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     def say(self, frame: bytes, droppable: bool = True) -> None:
         """Sends a frame ahead of the answer, without waiting for it to be read."""
-        full = droppable and len(self._queue) >= limits.MAX_QUEUED
-        if self._closed or not self.streaming or full:
+        is_full = droppable and len(self._queue) >= limits.MAX_QUEUED
+        if self._closed or not self.streaming or is_full:
             return
         self._queue.append(frame)
         if self._sender is None:
@@ -188,20 +188,20 @@ class Reply:
         finally:
             self._sender = None
 
-    async def _send_frame(self, frame: bytes, more: bool = True) -> None:
+    async def _send_frame(self, frame: bytes, has_more: bool = True) -> None:
         if not self._started:
             self._started = True
             start = {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
             await self._send(start)
-        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+        await self._send({"type": "http.response.body", "body": frame, "more_body": has_more})
 
     def attend(self, receive: Receive) -> None:
         """Watches the connection until the answer is sent.
 
-        The client hears a keep-alive now and then, and whoever wants to know is told when it left.
+        The client hears a keep-alive now and then; the functions in `on_leave` run when it leaves.
         """
-        if self._attending is None:
-            self._attending = asyncio.create_task(self._attend(receive))
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._attend(receive))
 
     async def _attend(self, receive: Receive) -> None:
         while True:
@@ -216,16 +216,16 @@ class Reply:
                 return
 
     def dismiss(self) -> None:
-        """Watches the connection no longer."""
-        self.on_gone.clear()  # a listener holds this reply: only the collector would free the two
-        if self._attending is not None:
-            self._attending.cancel()
+        """Stops watching the connection."""
+        self.on_leave.clear()  # a listener holds this reply: only the collector would free the two
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     def leave(self) -> None:
-        """The client is gone, or does not read: nothing more is said to it."""
+        """Gives up a client that is gone or does not read: nothing more is said to it."""
         self._closed = True
         self._queue.clear()
-        for listener in tuple(self.on_gone):
+        for listener in tuple(self.on_leave):
             listener()
 
     def is_gone(self) -> bool:
@@ -238,6 +238,6 @@ class Reply:
             await self._sender
         self._closed = True
         if self._started:
-            await self._send_frame(event_frame(body), more=False)
+            await self._send_frame(event_frame(body), has_more=False)
         else:
             await respond(self._send, status, body)

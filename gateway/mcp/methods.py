@@ -2,7 +2,7 @@
 
 A function gets the request with everything known of its client and returns the result as JSON. The
 SDK's schema for the request's protocol version decides whether a method exists there and whether
-its params are right, so a method that only one era has needs no word here. A call runs in the task
+its params are right, so a method that only one era has needs no rule here. A call runs in the task
 of its own HTTP request, so two requests with one id can't be crossed; what a client names by id (a
 cancellation, the answer to a question) is looked up by session and id.
 """
@@ -36,7 +36,7 @@ from gateway import __version__
 from gateway.calls.admission import CANCEL
 from gateway.calls.call import describe_failure
 from gateway.calls.fitting import error_result, fit_result
-from gateway.calls.questions import unanswered
+from gateway.calls.questions import fallback_answer
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
 from gateway.catalog.snapshot import Snapshot
@@ -91,7 +91,7 @@ class Core:
         self.calls = Calls()
 
     def look(self, caller: Caller) -> tuple[Snapshot, View, Serving]:
-        """What there is now, what the caller's client lists of it, and how it is served."""
+        """The snapshot of now, the caller's view of it, and how the caller's client is served."""
         snapshot = self.gateway.snapshot
         serving = self.gateway.serving(snapshot, caller.client)
         view = self.gateway.view_of(snapshot, caller.principal, caller.scope, serving.form)
@@ -111,7 +111,7 @@ class Exchange(msgspec.Struct):
 
 
 class RpcRequest(msgspec.Struct):
-    """One JSON-RPC request and what is known of who sent it."""
+    """One JSON-RPC request, its HTTP exchange and its caller."""
 
     core: Core
     exchange: Exchange
@@ -121,7 +121,7 @@ class RpcRequest(msgspec.Struct):
     reply: Reply | None  # None: within a batch, where nothing can be said before the answer
 
 
-class Stopped(Exception):
+class RequestStopped(Exception):
     """A request that its client gave up on."""
 
 
@@ -176,13 +176,13 @@ async def _list_tools(request: RpcRequest) -> bytes:
     page = view.page(cursor, size)
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
-    if cursor is None:  # what changes between two pages is told of
+    if cursor is None:  # a change between two pages is told of
         client = client_of(request.caller)
-        known = core.listings.known.get(client)
-        if known is None or not known.has_list or known.digest != view.digest:
+        state = core.listings.by_client.get(client)
+        if state is None or not state.has_list or state.digest != view.digest:
             core.listings.note(client, view, snapshot.revision)
     if request.caller.session is not None:
-        core.streams.noted[request.caller.session, request.caller.scope] = view.digest
+        core.streams.tool_list_ids[request.caller.session, request.caller.scope] = view.digest
     return b"{%b%b}" % (page, LIST_END if request.caller.era == "2026" else b"")
 
 
@@ -208,8 +208,8 @@ async def _call_tool(request: RpcRequest) -> bytes:
             ) from error
         except GatewayError as error:
             result = error_result(error)
-    result = await _for_client(request.core, inquiry, name, result)
-    return json_bytes(_stamped(result) if caller.era == "2026" else result)
+    result = await _fit_for_client(request.core, inquiry, name, result)
+    return json_bytes(_add_server_info(result) if caller.era == "2026" else result)
 
 
 def _check_param_headers(
@@ -225,17 +225,17 @@ def _check_param_headers(
         raise RpcError(rejection.code, rejection.message, rejection.data)
 
 
-async def _for_client(core: Core, inquiry: Inquiry, name: str, result: Result) -> Result:
-    """A call's result in the form its client takes, with what the client is to be told."""
+async def _fit_for_client(core: Core, inquiry: Inquiry, name: str, result: Result) -> Result:
+    """A call's result in the form its client takes, with news of its tools."""
     serving, view, snapshot = inquiry.serving(), inquiry.view, inquiry.snapshot
     if not serving.takes_all:
-        db, whose, bounded = core.gateway.db, inquiry.principal.name, name != "read_result"
-        result = await fit_result(result, serving, db, whose, bounded=bounded)
+        db, owner, bounded = core.gateway.db, inquiry.principal.name, name != "read_result"
+        result = await fit_result(result, serving, db, owner, bounded=bounded)
     if serving.form != "full":
         view = core.gateway.view_of(snapshot, inquiry.principal, view.scope, serving.form)
     client, listings = client_of(inquiry.caller), core.listings
-    known = listings.known.get(client)
-    if known is None or known.digest != view.digest or known.changed is not None:
+    state = listings.by_client.get(client)
+    if state is None or state.digest != view.digest or state.changes is not None:
         result = await listings.tell(client, view, snapshot.revision, result)
     return result
 
@@ -257,17 +257,17 @@ async def _pass_through(request: RpcRequest) -> bytes:
         return json_bytes(result)
     if method in sdk_methods.CACHEABLE_METHODS and "resultType" not in result:
         result = {"ttlMs": 0, **result, "cacheScope": "private"}
-    return json_bytes(_stamped(result))
+    return json_bytes(_add_server_info(result))
 
 
 def _refusal(error: UpstreamRefused) -> RpcError:
-    """A server's own error for our client; one about the way between us and it is not passed."""
+    """A server's own error for our client; an error about the way to it is not passed on."""
     if error.rpc_code in (0, HEADER_MISMATCH, UNSUPPORTED_PROTOCOL_VERSION):
         return RpcError(INTERNAL_ERROR, error.message)
     return RpcError(error.rpc_code, cut(visible(error.rpc_message), 2000), error.rpc_data)
 
 
-def _stamped(result: dict[str, Any]) -> dict[str, Any]:
+def _add_server_info(result: dict[str, Any]) -> dict[str, Any]:
     meta = result.get("_meta") or {}
     if meta.get(SERVER_INFO_META_KEY) is None:
         meta = {**meta, SERVER_INFO_META_KEY: SERVER_INFO}
@@ -285,28 +285,28 @@ METHODS: Mapping[str, Method] = {
 
 def client_name(info: object) -> str:
     """`name/version` as a client says it, bounded; its last slash parts the two."""
-    said = info if isinstance(info, dict) else {}
-    name, version = said.get("name", ""), said.get("version", "")
-    return _written_name(str(name)[:NAME_CHARS], str(version)[:NAME_CHARS]) if said else ""
+    claim = info if isinstance(info, dict) else {}
+    name, version = claim.get("name", ""), claim.get("version", "")
+    return _join_name(str(name)[:NAME_CHARS], str(version)[:NAME_CHARS]) if claim else ""
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
-def _written_name(name: str, version: str) -> str:
+def _join_name(name: str, version: str) -> str:
     version = visible(version)[: NAME_CHARS // 4].replace("/", "-")
     return f"{visible(name)[: NAME_CHARS - 1 - len(version)]}/{version}"
 
 
 def client_of(caller: Caller) -> ListHolder:
-    """What a client is known by: its session or, where there is none, its principal and name."""
+    """The key of a client's list: its session or, where there is none, its principal and name."""
     name = "" if caller.session else name_of_client(caller.client)
     return ListHolder(caller.principal.name, caller.session or "", name, caller.scope.address)
 
 
 def reachable_caller(request: RpcRequest) -> Caller:
-    """Who makes a request, with how the client can be reached while it waits.
+    """The caller of a request, with the ways to reach its client while it waits.
 
     Progress, questions and log messages go ahead of the answer on the request's own stream, if the
-    client takes one. A client that can't be reached has None there.
+    client takes one. Where the client can't be reached in a way, that way is None.
     """
     caller, reply, params = request.caller, request.reply, request.message.params
     caller.meta = params.get("_meta") or {}
@@ -314,7 +314,7 @@ def reachable_caller(request: RpcRequest) -> Caller:
     caller.request_state = params.get("requestState")
     caller.log_level = _log_level(request)
     if reply is not None:
-        caller.gone = reply.is_gone
+        caller.is_gone = reply.is_gone
         if reply.streaming:
             caller.progress = _progress(reply, caller.meta.get("progressToken"))
             caller.notice = _notice(caller, reply)
@@ -333,9 +333,9 @@ def _progress(reply: Reply, token: object) -> Progress | None:
     if not is_request_id(token):
         return None
 
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        said = {"progressToken": token, "progress": done, "total": total, "message": message}
-        params = {name: value for name, value in said.items() if value is not None}
+    async def progress(amount: float, total: float | None, message: str | None) -> None:
+        fields = {"progressToken": token, "progress": amount, "total": total, "message": message}
+        params = {name: value for name, value in fields.items() if value is not None}
         reply.say(event_frame(notification("notifications/progress", params)))
 
     return progress
@@ -343,13 +343,13 @@ def _progress(reply: Reply, token: object) -> Progress | None:
 
 def _notice(caller: Caller, reply: Reply) -> TakeNotice | None:
     """Says a server's log messages on the request's own stream; in 2026 only if asked to."""
-    wanted, era = caller.log_level, caller.era  # the caller, held here, would never be let go
-    if wanted is None and era == "2026":
+    lowest, era = caller.log_level, caller.era  # `notice` must not keep the caller alive
+    if lowest is None and era == "2026":
         return None
 
     def notice(method: str, params: Mapping[str, Any]) -> None:
-        known = method == LOGGED or era == "2025"
-        if known and reaches(params.get("level"), wanted):
+        is_readable = method == LOGGED or era == "2025"
+        if is_readable and reaches(params.get("level"), lowest):
             reply.say(event_frame(notification(method, params)))
 
     return notice
@@ -364,31 +364,31 @@ def _ask(request: RpcRequest, reply: Reply) -> AskClient | None:
 
 class Flight:
     """One request in flight, which its client can cancel, and which ends with its connection in
-    2026; `with` raises Stopped where the client gave up on it."""
+    2026; `with` raises RequestStopped where the client gave up on it."""
 
-    __slots__ = ("_calls", "_reply", "_task", "is_old", "key", "receive", "stopped")
+    __slots__ = ("_calls", "_reply", "_task", "is_old", "is_stopped", "key", "receive")
 
     def __init__(self, request: RpcRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.stopped = self.is_old = False
+        self.is_stopped = self.is_old = False
         self.receive = request.exchange.receive
         self._task = task
         self._calls = request.core.calls
-        self.key: Key = (request.caller.session or "", comparable(request.message.id))
+        self.key: Key = (request.caller.session or "", comparable_id(request.message.id))
         self._reply = request.reply
         # Only in the 2026 era does hanging up mean that the call is not wanted any more.
         if self._reply is not None and request.caller.era == "2026":
-            self._reply.on_gone.append(self.stop)
+            self._reply.on_leave.append(self.stop)
 
     def stop(self, message: str | None = None) -> None:
-        """Cancels the request; the message is for the call: its client said so."""
-        if not self.stopped:
-            self.stopped = True
+        """Cancels the request; a message tells the call that its client cancelled it."""
+        if not self.is_stopped:
+            self.is_stopped = True
             self._task.cancel(message)
 
     def grow_old(self) -> None:
-        """Watches the connection of a request that is there for the second time."""
+        """Watches the connection of a request that a second look finds in flight."""
         if self.is_old and self._reply is not None:
             self._reply.attend(self.receive)
         self.is_old = True
@@ -402,12 +402,12 @@ class Flight:
         self._calls.flights.discard(self)
         if self._reply is not None:
             self._reply.dismiss()
-        if self.stopped:
+        if self.is_stopped:
             self._task.uncancel()
         if not isinstance(error, asyncio.CancelledError):
             return
-        if self.stopped:
-            raise Stopped from None
+        if self.is_stopped:
+            raise RequestStopped from None
         if not self._task.cancelling():
             raise RuntimeError("the call was cancelled from within") from None
 
@@ -428,18 +428,18 @@ class Calls:
         self.flights.add(flight)
         if not self._is_looking:
             self._is_looking = True
-            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look)
+            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look_at_flights)
 
-    def _look(self) -> None:
+    def _look_at_flights(self) -> None:
         for flight in self.flights:
             flight.grow_old()
         self._is_looking = bool(self.flights)
         if self._is_looking:
-            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look)
+            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look_at_flights)
 
     def cancel(self, session: str, request_id: RequestId) -> bool:
-        """Cancels what runs here under this id; False: nothing does."""
-        key = (session, comparable(request_id))
+        """Cancels the requests that run here under this id; False: there is none."""
+        key = (session, comparable_id(request_id))
         flights = [flight for flight in self.flights if flight.key == key]
         for flight in flights:
             flight.stop(CANCEL)
@@ -450,39 +450,39 @@ class Calls:
     ) -> dict[str, Any]:
         """Asks the client something on a request's own stream, and gives its result.
 
-        It waits for as long as its caller lets it; a client that leaves has given no answer.
+        The question waits as long as its caller lets it; a client that leaves has given no answer.
         """
         request_id = f"gateway-{secrets.token_hex(8)}"
         question = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         key, future = (session, request_id), asyncio.get_running_loop().create_future()
-        leave = partial(_settle, future, {})
+        leave = partial(_set_result, future, {})
         self._questions[key] = future
-        reply.on_gone.append(leave)
+        reply.on_leave.append(leave)
         try:
             reply.say(event_frame(json_bytes(question)), droppable=False)
             body = {} if reply.is_gone() else await future
         finally:
-            reply.on_gone.remove(leave)
+            reply.on_leave.remove(leave)
             del self._questions[key]
         result = body.get("result")
-        return result if isinstance(result, dict) else unanswered(method, body.get("error"))
+        return result if isinstance(result, dict) else fallback_answer(method, body.get("error"))
 
     def answer(self, session: str, request_id: RequestId, body: Mapping[str, Any]) -> bool:
-        """Hands a client's response to the request that asked; False: none here did."""
+        """Hands a client's response to the request that asked; False: no request here asked."""
         future = self._questions.get((session, request_id))
         if future is None:
             return False
-        _settle(future, body)
+        _set_result(future, body)
         return True
 
 
-def comparable(request_id: RequestId) -> RequestId:
+def comparable_id(request_id: RequestId) -> RequestId:
     """An id under which `7` and `"7"` are the same, as clients that echo ids expect."""
     if isinstance(request_id, str) and request_id.isascii() and len(request_id) < 19:
         return int(request_id) if request_id.removeprefix("-").isdigit() else request_id
     return request_id
 
 
-def _settle(future: asyncio.Future[Mapping[str, Any]], value: Mapping[str, Any]) -> None:
+def _set_result(future: asyncio.Future[Mapping[str, Any]], value: Mapping[str, Any]) -> None:
     if not future.done():
         future.set_result(value)

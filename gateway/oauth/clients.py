@@ -1,4 +1,4 @@
-"""Who asks to be let in: a client by its configuration, its own document, or its registration.
+"""Clients that ask to be let in: known by configuration, by a document, or by registration.
 
 A client id that is an https address names a document in which the client describes itself (a
 Client ID Metadata Document); it is fetched through the gateway's one way out, without redirects,
@@ -6,7 +6,7 @@ and kept for a while. Other ids are those of `[clients]` in config.toml, and tho
 to clients that registered themselves (RFC 7591); those never look like an address.
 
 A redirect must be one the client named, exactly; only the port of a loopback address is free, since
-programs on a person's machine take whichever is (RFC 8252).
+programs on a person's machine take any free port (RFC 8252).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _METHODS = ("none", *_SECRET_METHODS, "private_key_jwt")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client as it is known, by whichever way."""
+    """A client, known in one of the three ways."""
 
     id: str
     name: str
@@ -77,24 +77,24 @@ class Client:
     @property
     def digest(self) -> str:
         """Changes when the client describes itself otherwise than before."""
-        said = [self.name, sorted(self.redirect_uris), self.method, self.jwks, self.jwks_uri]
-        return hashlib.sha256(json_bytes(said)).hexdigest()
+        description = [self.name, sorted(self.redirect_uris), self.method, self.jwks, self.jwks_uri]
+        return hashlib.sha256(json_bytes(description)).hexdigest()
 
     @property
-    def only_local(self) -> bool:
+    def is_only_local(self) -> bool:
         """Whether any program on a person's machine could pose as this client."""
         return not any(uri.startswith("https://") for uri in self.redirect_uris)
 
-    def redirect(self, given: str | None) -> str | None:
+    def redirect(self, redirect_uri: str | None) -> str | None:
         """The redirect to use, if it is one of the client's own."""
-        if given is None:
+        if redirect_uri is None:
             return self.redirect_uris[0] if len(self.redirect_uris) == 1 else None
-        if not is_usable_redirect(given):
+        if not is_usable_redirect(redirect_uri):
             return None
-        local = _without_port(given)
+        portless = _without_port(redirect_uri)
         for uri in self.redirect_uris:
-            if uri == given or (local is not None and local == _without_port(uri)):
-                return given
+            if uri == redirect_uri or (portless is not None and portless == _without_port(uri)):
+                return redirect_uri
         return None
 
 
@@ -140,7 +140,7 @@ class Clients:
         self._configured = configured
         self._registration = registration
         self._documents: TLRUCache[str, tuple[Client, float]] = TLRUCache(
-            MAX_REMEMBERED, ttu=lambda id, kept, now: kept[1], timer=time.monotonic
+            MAX_REMEMBERED, ttu=lambda id, cached, now: cached[1], timer=time.monotonic
         )
 
     async def find(self, id: str) -> Client | None:
@@ -149,19 +149,19 @@ class Clients:
             if settings.client_id == id:
                 return _configured_client(settings)
         if id.startswith("https://"):
-            return await self._by_document(id) if "metadata" in self._registration() else None
-        found = await get_client(self._db, id)
-        return None if found is None else _registered_client(id, found)
+            return await self._find_by_document(id) if "metadata" in self._registration() else None
+        metadata = await get_client(self._db, id)
+        return None if metadata is None else _registered_client(id, metadata)
 
     # --- metadata documents -----------------------------------------------------------------------
 
-    async def _by_document(self, id: str) -> Client:
+    async def _find_by_document(self, id: str) -> Client:
         _check_document_address(id)
-        if (kept := self._documents.get(id)) is not None:
-            return kept[0]
+        if (cached := self._documents.get(id)) is not None:
+            return cached[0]
         answer = await self._fetch(id)
         client = _client_of_document(id, answer)
-        self._documents[id] = client, time.monotonic() + _kept_seconds(answer)
+        self._documents[id] = client, time.monotonic() + _cache_seconds(answer)
         return client
 
     async def _fetch(self, address: str) -> Answer:
@@ -180,7 +180,7 @@ class Clients:
     # --- registration -----------------------------------------------------------------------------
 
     async def register(self, body: object) -> dict[str, Any]:
-        """Keeps what a client says of itself; the answer of RFC 7591. Raises OAuthError."""
+        """Keeps the metadata that a client gives; the answer of RFC 7591. Raises OAuthError."""
         if "dynamic" not in self._registration():
             raise OAuthError("access_denied", "clients can't register themselves here", 403)
         if not isinstance(body, dict):
@@ -197,7 +197,7 @@ class Clients:
         if method not in ("none", *_SECRET_METHODS):
             raise _bad_metadata(f"token_endpoint_auth_method {cut(str(method), 50)!r} is not known")
         now, secret = time.time(), secrets.token_urlsafe(32)
-        kept = {
+        metadata = {
             "client_name": _name_of(body.get("client_name"), "A client without a name"),
             "redirect_uris": uris,
             "token_endpoint_auth_method": method,
@@ -205,11 +205,11 @@ class Clients:
         with_secret = method in _SECRET_METHODS
         digest = {"secret_sha256": _sha256(secret)} if with_secret else {}
         id = f"dyn-{new_id(now)}"
-        await add_client(self._db, id, {**kept, **digest}, now, MAX_OAUTH_CLIENTS)
+        await add_client(self._db, id, {**metadata, **digest}, now, MAX_OAUTH_CLIENTS)
         answer = {
             "client_id": id,
             "client_id_issued_at": int(now),
-            **kept,
+            **metadata,
             "grant_types": ["authorization_code", "refresh_token"],
             "response_types": ["code"],
         }
@@ -227,22 +227,22 @@ class Clients:
         id = basic[0] if basic else form.get("client_id") or (assertion and _subject(assertion))
         client = await self.find(id) if id else None
         if client is None:
-            raise _not_the_client("the client is not known; it may register again")
+            raise _wrong_client("the client is not known; it may register again")
         if "client_id" in form and form["client_id"] != client.id:
-            raise _not_the_client("client_id is given twice, and differs")
+            raise _wrong_client("client_id is given twice, and differs")
         if client.method == "private_key_jwt":
             await self._check_assertion(client, form, audiences)
         elif client.method in _SECRET_METHODS:
             secret = basic[1] if basic else form.get("client_secret", "")
             if not hmac.compare_digest(_sha256(secret), client.secret_sha256 or ""):
-                raise _not_the_client("the client's secret is wrong")
+                raise _wrong_client("the client's secret is wrong")
         return client
 
     async def _check_assertion(
         self, client: Client, form: Mapping[str, str], audiences: Sequence[str]
     ) -> None:
         if form.get("client_assertion_type") != ASSERTION:
-            raise _not_the_client("a client_assertion is required")
+            raise _wrong_client("a client_assertion is required")
         token = form.get("client_assertion", "")
         try:
             keys = read_keys(await self._keys_of(client))
@@ -258,10 +258,10 @@ class Clients:
                 options={"require": ["exp", "iss", "sub", "aud", "jti"]},
             )
         except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
-            raise _not_the_client("the client's assertion could not be verified") from error
-        used = _sha256(f"assertion {client.id} {claims['jti']}")
-        if not await first_use(self._db, used, float(claims["exp"])):
-            raise _not_the_client("the client's assertion was used before")
+            raise _wrong_client("the client's assertion could not be verified") from error
+        assertion_id = _sha256(f"assertion {client.id} {claims['jti']}")
+        if not await first_use(self._db, assertion_id, float(claims["exp"])):
+            raise _wrong_client("the client's assertion was used before")
 
     async def _keys_of(self, client: Client) -> bytes:
         if client.jwks is not None:
@@ -281,25 +281,25 @@ def _configured_client(settings: ClientSettings) -> Client:
     )
 
 
-def _registered_client(id: str, said: Mapping[str, Any]) -> Client:
+def _registered_client(id: str, metadata: Mapping[str, Any]) -> Client:
     return Client(
         id,
-        said["client_name"],
-        tuple(said["redirect_uris"]),
-        said["token_endpoint_auth_method"],
-        said.get("secret_sha256"),
+        metadata["client_name"],
+        tuple(metadata["redirect_uris"]),
+        metadata["token_endpoint_auth_method"],
+        metadata.get("secret_sha256"),
     )
 
 
 def _check_document_address(id: str) -> None:
     try:
         parts = urlsplit(id)
-        good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        good = False
-    segments = parts.path.split("/") if good else []
+        is_good = False
+    segments = parts.path.split("/") if is_good else []
     if (
-        not good
+        not is_good
         or not _PLAIN.fullmatch(id)
         or "@" in parts.netloc
         or "#" in id
@@ -311,27 +311,27 @@ def _check_document_address(id: str) -> None:
 
 def _client_of_document(id: str, answer: Answer) -> Client:
     try:
-        said = orjson.loads(answer.body)
+        fields = orjson.loads(answer.body)
     except ValueError:
         raise _bad_document("it is not JSON") from None
-    if not isinstance(said, dict) or said.get("client_id") != id:
+    if not isinstance(fields, dict) or fields.get("client_id") != id:
         raise _bad_document("its client_id is another than its address")
-    uris, method = said.get("redirect_uris"), said.get("token_endpoint_auth_method") or "none"
+    uris, method = fields.get("redirect_uris"), fields.get("token_endpoint_auth_method") or "none"
     if not isinstance(uris, list) or not 1 <= len(uris) <= 50 or not all(map(_is_text, uris)):
         raise _bad_document("it names no redirect_uris")
-    if any(name.startswith("client_secret") for name in said) or method not in _METHODS:
+    if any(name.startswith("client_secret") for name in fields) or method not in _METHODS:
         raise _bad_document("a client with a document can have no secret")
     if method in _SECRET_METHODS:
         raise _bad_document("a client with a document can have no secret")
-    if not _is_text(said.get("client_name")):
+    if not _is_text(fields.get("client_name")):
         raise _bad_document("it has no client_name")
-    jwks, jwks_uri = said.get("jwks"), said.get("jwks_uri")
+    jwks, jwks_uri = fields.get("jwks"), fields.get("jwks_uri")
     if isinstance(jwks, dict) and any("d" in key for key in jwks.get("keys", ())):
         raise _bad_document("it holds a private key")
     if jwks_uri is not None and not str(jwks_uri).startswith("https://"):
         raise _bad_document("its jwks_uri is not https")
     usable = tuple(uri for uri in uris if is_usable_redirect(uri))
-    name = _name_of(said["client_name"], id)
+    name = _name_of(fields["client_name"], id)
     return Client(id, name, usable, method, None, jwks, jwks_uri)
 
 
@@ -339,23 +339,23 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _name_of(said: object, otherwise: str) -> str:
+def _name_of(name: object, default: str) -> str:
     """A name that can't hide what it is: no control characters, no change of direction, short."""
-    return cut(visible(said), NAME_CHARS) if isinstance(said, str) and said.strip() else otherwise
+    return cut(visible(name), NAME_CHARS) if isinstance(name, str) and name.strip() else default
 
 
 _MAX_AGE = re.compile(r"max-age=(\d{1,9})")
 
 
-def _kept_seconds(answer: Answer) -> float:
+def _cache_seconds(answer: Answer) -> float:
     """How long a document is believed: what its server says, within bounds of our own."""
-    found = _MAX_AGE.search(answer.header("cache-control") or "")
-    seconds = float(found[1]) if found else 0.0
+    max_age = _MAX_AGE.search(answer.header("cache-control") or "")
+    seconds = float(max_age[1]) if max_age else 0.0
     return min(max(seconds, CLIENT_KEPT_SECONDS), CLIENT_LONGEST_KEPT_SECONDS)
 
 
 def _subject(assertion: str) -> str | None:
-    """Whom an assertion speaks of, before it is checked."""
+    """The subject that an assertion names, before it is checked."""
     try:
         subject = jwt.decode(assertion, options={"verify_signature": False}).get("sub")
     except jwt.PyJWTError:
@@ -367,13 +367,13 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _bad_document(why: str) -> OAuthError:
-    return OAuthError("invalid_client", f"the client's document can't be used: {why}")
+def _bad_document(reason: str) -> OAuthError:
+    return OAuthError("invalid_client", f"the client's document can't be used: {reason}")
 
 
-def _bad_metadata(why: str) -> OAuthError:
-    return OAuthError("invalid_client_metadata", why)
+def _bad_metadata(reason: str) -> OAuthError:
+    return OAuthError("invalid_client_metadata", reason)
 
 
-def _not_the_client(why: str) -> OAuthError:
-    return OAuthError("invalid_client", why, 401)
+def _wrong_client(reason: str) -> OAuthError:
+    return OAuthError("invalid_client", reason, 401)

@@ -1,14 +1,14 @@
 """Signing in to an API as oneself: the page behind a link that a call, the console or a CLI gave.
 
-    link opened      by the browser of the very person it was made for; of anybody else nothing is
-                     taken, and they are told so
+    link opened      by the browser of the very person it was made for; any other person is told so,
+                     and nothing is taken from them
     OAuth            on to the API's own authorization server, with a state that only this browser
                      has, and back to `/oauth/callback` with a code
     a key            a form of ours takes it
     kept             sealed, for that person and connection; a call that waits for it goes on
 
-The link works once: what it brought in uses it up. Whose credential it becomes is in the sealed
-link and is compared with the session of the browser, before it leaves and when it is back.
+The link works once: the credential it brought in uses it up. The owner of the credential is in the
+sealed link, and is compared with the session of the browser, before it leaves and when it is back.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Guest:
 
     @property
     def account(self) -> Account:
-        """Whose credential this becomes, and for what."""
+        """The owner of this credential, and the connection it is for."""
         account = account_of(self.state, self.link.principal)
-        if account.owner != self.link.owner:  # the connection's settings are others now
+        if account.owner != self.link.owner:  # the connection's settings have changed
             raise HTTPException(409, CHANGED)
         return account
 
@@ -78,12 +78,12 @@ class Connect:
     snapshot: Callable[[], Snapshot]
 
     def routes(self) -> list[Route]:
-        """The addresses that a browser opens, and the document that servers read of us."""
+        """The addresses that a browser opens, and the document about us that servers read."""
         self.entrance.take_back = self.take_back
-        shown = self.entrance.shown
+        endpoint = self.entrance.page_endpoint
         return [
-            Route(f"{CONNECT_PATH}{{link}}", shown(self._open), methods=["GET"]),
-            Route(f"{CONNECT_PATH}{{link}}", shown(self._take_key), methods=["POST"]),
+            Route(f"{CONNECT_PATH}{{link}}", endpoint(self._open), methods=["GET"]),
+            Route(f"{CONNECT_PATH}{{link}}", endpoint(self._take_key), methods=["POST"]),
             Route(CLIENT_DOCUMENT, self._document, methods=["GET"]),
         ]
 
@@ -104,15 +104,15 @@ class Connect:
         server = await self._server(guest)
         state, verifier = new_secret(), new_secret()
         address = authorize_address(server, self._callback, state, verifier)
-        kept = {"link": sealed, "verifier": verifier, "place": _place(server, guest.account)}
-        return self.entrance.leave(address, "connect", state, **kept)
+        values = {"link": sealed, "verifier": verifier, "place": _place(server, guest.account)}
+        return self.entrance.leave(address, "connect", state, **values)
 
-    async def take_back(self, request: HttpRequest, held: dict[str, Any]) -> Response:
+    async def take_back(self, request: HttpRequest, values: dict[str, Any]) -> Response:
         """Takes the code that a person brought back from the provider, in the same browser."""
-        link = await self._link(held["link"])
-        guest, query = await self._returned(request, link), request.query_params
+        link = await self._link(values["link"])
+        guest, query = await self._returning_guest(request, link), request.query_params
         server, account = await self._server(guest), guest.account
-        if _place(server, account) != held["place"]:
+        if _place(server, account) != values["place"]:
             raise HTTPException(409, CHANGED)
         if not is_answer_of(server, query.get("iss")):
             raise NoSignIn("The answer comes from another provider than the one that was asked.")
@@ -121,13 +121,13 @@ class Connect:
         await self._use_up(link)
         try:
             tokens, server = await exchange_code(
-                self.entrance.at.egress, server, query["code"], held["verifier"], self._callback
+                self.entrance.at.egress, server, query["code"], values["verifier"], self._callback
             )
         except TokenRefused as error:
-            if error.code == "invalid_client":  # it has forgotten us: the next one registers anew
+            if error.code == "invalid_client":  # it forgot us: the next sign-in registers
                 await forget_registration(self.entrance.at.db, account.connection, server.issuer)
             raise NoSignIn(f"The provider did not take its own code ({error}).") from error
-        if (await self._returned(request, link)).account.binding != account.binding:
+        if (await self._returning_guest(request, link)).account.binding != account.binding:
             raise HTTPException(409, CHANGED)
         await self.keeper.save(account, Secret(tokens, server))
         return self._done_page(guest)
@@ -159,8 +159,8 @@ class Connect:
         if not await first_use(self.entrance.at.db, link.id, link.expires):
             raise HTTPException(410, "This link was used already. Call again to get another one.")
 
-    async def _returned(self, request: HttpRequest, link: SignInLink) -> Guest:
-        """The person whose link it is, who was elsewhere meanwhile."""
+    async def _returning_guest(self, request: HttpRequest, link: SignInLink) -> Guest:
+        """The person whose link it is, back from the provider."""
         session = await self.entrance.session(request)
         if session is None:
             raise NoSignIn("You are signed out here: open the link again.")
@@ -187,9 +187,9 @@ class Connect:
         state = guest.state
         azure = self.snapshot().settings.azure
         at = self.entrance.at
-        ways = (at.db, at.seal, at.egress, lambda: at.settings().network.allow, at.url)
-        about = (state.name, state.settings, state.build, azure)
-        return await Discovery(*ways).server_of(*about)
+        means = (at.db, at.seal, at.egress, lambda: at.settings().network.allow, at.url)
+        target = (state.name, state.settings, state.build, azure)
+        return await Discovery(*means).server_of(*target)
 
     @property
     def _callback(self) -> str:
@@ -217,6 +217,6 @@ class Connect:
 
 
 def _place(server: AuthorizationServer, account: Account) -> list[str]:
-    """What must be the same when a person is back as it was when they left."""
-    found = [server.issuer, server.authorize_url, server.token_url, server.client_id]
-    return [*found, account.binding]
+    """The addresses and settings that must not change while a person is at the provider."""
+    parts = [server.issuer, server.authorize_url, server.token_url, server.client_id]
+    return [*parts, account.binding]

@@ -1,7 +1,7 @@
 """What clients ask of the front door by themselves: tokens, their registration, revocation.
 
-Answers and errors are OAuth's own (RFC 6749, 7009, 7591), open to pages of every site, since what
-is asked here takes proof of its own.
+Answers and errors are OAuth's own (RFC 6749, 7009, 7591), open to pages of every site, since each
+request carries proof of its own.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Desk:
         self._assertion_keys: tuple[object, SigningKeys] | None = None
 
     def routes(self) -> list[Route]:
-        """The addresses that clients ask; those that some of them guess are there too."""
-        found = {"/token": self._token, "/register": self._register, "/revoke": self._revoke}
+        """The addresses that clients ask, and those that some clients guess."""
+        handlers = {"/token": self._token, "/register": self._register, "/revoke": self._revoke}
         return [
-            Route(f"{folder}{path}", self._answered(handler), methods=["POST", "OPTIONS"])
-            for path, handler in found.items()
+            Route(f"{folder}{path}", self._json_endpoint(handler), methods=["POST", "OPTIONS"])
+            for path, handler in handlers.items()
             for folder in ("/oauth", "")
         ]
 
-    def _answered(self, answer: Handler) -> Handler:
-        """What goes wrong is JSON, too, and all of it is open to every origin."""
+    def _json_endpoint(self, answer: Handler) -> Handler:
+        """The handler as an endpoint whose errors are JSON, too, open to every origin."""
 
         async def endpoint(request: HttpRequest) -> Response:
             if request.method == "OPTIONS":
@@ -72,11 +72,11 @@ class Desk:
             except OAuthError as error:
                 response = _error_response(error)
             except HTTPException as refusal:
-                told = OAuthError("invalid_request", refusal.detail, refusal.status_code)
-                response = _error_response(told)
+                problem = OAuthError("invalid_request", refusal.detail, refusal.status_code)
+                response = _error_response(problem)
             except GatewayError as error:
-                told = OAuthError("temporarily_unavailable", error.message, 503)
-                response = _error_response(told)
+                problem = OAuthError("temporarily_unavailable", error.message, 503)
+                response = _error_response(problem)
             response.headers.update({**CORS, "cache-control": "no-store", "pragma": "no-cache"})
             return response
 
@@ -103,23 +103,23 @@ class Desk:
                 token = form.get("refresh_token", "")
                 answer = await self._at.grants.refresh(token, client.id, resource)
             case "client_credentials":
-                answer = await self._by_itself(client, form.get("scope"), resource)
+                answer = await self._machine_token(client, form.get("scope"), resource)
             case _ if kind == JWT_BEARER_GRANT_TYPE and self._at.oauth.enterprise is not None:
-                answer = await self._by_assertion(client, form, resource)
+                answer = await self._assertion_token(client, form, resource)
             case _:
                 raise OAuthError("unsupported_grant_type", "that grant_type is not known here")
         return json_answer(answer)
 
-    async def _by_itself(
+    async def _machine_token(
         self, client: Client, scope: str | None, resource: str | None
     ) -> Mapping[str, Any]:
         """A token for a machine that is configured with the rights of a principal."""
         person = self._at.identity.principals.get(client.principal or "")
         if person is None or client.secret_sha256 is None:
             raise OAuthError("unauthorized_client", "the client may not act by itself")
-        return await self._grant_alone(client, person, "token", scope, resource)
+        return await self._give_access_token(client, person, "token", scope, resource)
 
-    async def _by_assertion(
+    async def _assertion_token(
         self, client: Client, form: Form, resource: str | None
     ) -> Mapping[str, Any]:
         """A token for a person whom the company's own provider vouches for (ID-JAG)."""
@@ -144,8 +144,8 @@ class Desk:
             raise OAuthError("invalid_grant", "the assertion was made for another client")
         if "resource" in claims:
             resource = self._at.resource(str(claims["resource"]))
-        used = f"id-jag {claims['iss']} {claims['jti']}"
-        if not await first_use(self._at.db, used[:500], float(claims["exp"])):
+        assertion_id = f"id-jag {claims['iss']} {claims['jti']}"
+        if not await first_use(self._at.db, assertion_id[:500], float(claims["exp"])):
             raise OAuthError("invalid_grant", "the assertion was used before")
         try:
             rules = oauth.model_copy(update={"principal_claim": settings.principal_claim})
@@ -153,18 +153,18 @@ class Desk:
             person = claimed_principal(claims, rules, self._at.identity.principals)
         except Unauthenticated as error:
             raise OAuthError("invalid_grant", str(error)) from error
-        return await self._grant_alone(client, person, "oidc", claims.get("scope"), resource)
+        return await self._give_access_token(client, person, "oidc", claims.get("scope"), resource)
 
-    async def _grant_alone(
+    async def _give_access_token(
         self, client: Client, person: Principal, by: str, scope: str | None, resource: str | None
     ) -> Mapping[str, Any]:
-        """An access token without a refresh token: who may have one can ask for the next."""
-        granted = " ".join(granted_scope(scope, admin=person.admin))
-        where = resource or f"{self._at.url}/mcp"
-        asked = AuthorizationRequest(client.id, client.name, "", "", "", where, granted)
+        """An access token without a refresh token: its client can ask for the next likewise."""
+        scopes = " ".join(granted_scope(scope, admin=person.admin))
+        address = resource or f"{self._at.url}/mcp"
+        request = AuthorizationRequest(client.id, client.name, "", "", "", address, scopes)
         proof, code_id = self._at.identity.proof(person.name), secrets.token_hex(16)
         claims = claims_of(person, by, proof)
-        return await self._at.grants.open(asked, person.name, claims, code_id, renewable=False)
+        return await self._at.grants.open(request, person.name, claims, code_id, renewable=False)
 
     def _keys_for(self, jwks_url: str) -> SigningKeys:
         if self._assertion_keys is None or self._assertion_keys[0] != jwks_url:
@@ -173,7 +173,7 @@ class Desk:
         return self._assertion_keys[1]
 
     async def _register(self, request: HttpRequest) -> Response:
-        self._at.count(request, "register", REGISTRATIONS_A_MINUTE)
+        self._at.limit_rate(request, "register", REGISTRATIONS_A_MINUTE)
         body = await read_body(
             dict(request.scope["headers"]), request.receive, CLIENT_DOCUMENT_BYTES
         )

@@ -30,7 +30,7 @@ def authorization_server(
     grants += ["client_credentials"] if machines else []
     grants += [JWT_BEARER_GRANT_TYPE] if settings.enterprise else []
     methods = ["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "issuer": public_url,
         "authorization_endpoint": f"{public_url}/oauth/authorize",
         "token_endpoint": f"{public_url}/oauth/token",
@@ -47,25 +47,25 @@ def authorization_server(
         "client_id_metadata_document_supported": "metadata" in settings.registration,
     }
     if "dynamic" in settings.registration:
-        found["registration_endpoint"] = f"{public_url}/oauth/register"
+        document["registration_endpoint"] = f"{public_url}/oauth/register"
     if settings.enterprise:
         profile = "urn:ietf:params:oauth:grant-profile:id-jag"
-        found["authorization_grant_profiles_supported"] = [profile]
-    return found
+        document["authorization_grant_profiles_supported"] = [profile]
+    return document
 
 
 def resource_address(value: str, public_url: str) -> str | None:
-    """The path that a `resource` names here; case and one slash are forgiven."""
+    """The path that a `resource` names here; letter case and a slash at the end don't matter."""
     try:
         parts, own = urlsplit(value), urlsplit(public_url)
-        same = (parts.scheme.lower(), parts.hostname, parts.port or _port(parts.scheme)) == (
+        is_ours = (parts.scheme.lower(), parts.hostname, parts.port or _port(parts.scheme)) == (
             own.scheme.lower(),
             own.hostname,
             own.port or _port(own.scheme),
         )
     except ValueError:
         return None
-    if not same or parts.fragment or parts.query or "@" in parts.netloc:
+    if not is_ours or parts.fragment or parts.query or "@" in parts.netloc:
         return None
     if not parts.path.startswith(own.path):
         return None
@@ -76,9 +76,9 @@ def _port(scheme: str) -> int | None:
     return {"http": 80, "https": 443}.get(scheme.lower())
 
 
-def granted_scope(asked: str | None, *, admin: bool) -> tuple[str, ...]:
-    """What a client may be given of what it asks for; all, where it asks for nothing we know."""
-    known = [scope for scope in SCOPES if scope in (asked or "").split()] or list(SCOPES)
-    if "admin" in known or "tools:write" in known:  # a broad scope has the narrow ones in it
-        known = [*SCOPES[: SCOPES.index(known[-1]) + 1]]
-    return tuple(scope for scope in known if scope != "admin" or admin)
+def granted_scope(requested_scope: str | None, *, admin: bool) -> tuple[str, ...]:
+    """The scopes a client may be given of those it asks for; all, if it asks for none we know."""
+    scopes = [scope for scope in SCOPES if scope in (requested_scope or "").split()] or list(SCOPES)
+    if "admin" in scopes or "tools:write" in scopes:  # a broad scope has the narrow ones in it
+        scopes = [*SCOPES[: SCOPES.index(scopes[-1]) + 1]]
+    return tuple(scope for scope in scopes if scope != "admin" or admin)

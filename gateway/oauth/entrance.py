@@ -1,13 +1,13 @@
 """The pages of the front door: who a browser belongs to, and whether they allow its client.
 
-    client sends the browser    GET /oauth/authorize   who is the client, where is its redirect
+    client sends the browser    GET /oauth/authorize   which client is it, where is its redirect
     person signs in             at the OpenID provider, or by a token in our own form
     person decides              once for each client, again when it describes itself anew
-    browser goes back           with a code, or with what was wrong, and `iss` (RFC 9207)
+    browser goes back           with a code, or with an error, and `iss` (RFC 9207)
 
 Nothing is kept between these steps but in sealed values that the browser carries, so any process
-can go on with what another began. A client or redirect that is not known is told to the person on a
-page of ours; any other mistake goes back to the client.
+can go on with a sign-in that another began. A client or redirect that is not known is shown to the
+person on a page of ours; any other mistake goes back to the client.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TakeBack = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Consideration:
-    """An authorization request that may be granted: by whom it is made, and what it wants."""
+    """An authorization request that may be granted, and the client that makes it."""
 
     client: Client
     request: AuthorizationRequest
@@ -76,16 +76,16 @@ class Consideration:
 
 
 class Entrance:
-    """Takes in people who come with a client."""
+    """Serves the pages for people who come with a client."""
 
     def __init__(self, premises: Premises) -> None:
         self.at = premises
-        self.take_back: TakeBack | None = None  # who comes back from an API's own provider
+        self.take_back: TakeBack | None = None  # for people back from an API's own provider
         self._provider: Provider | None = None
         self._throttle = Throttle()
 
     def routes(self) -> list[Route]:
-        """The addresses that a browser opens; one that clients guess is there too."""
+        """The addresses that a browser opens, and one that some clients guess."""
         pages: dict[tuple[str, str], Handler] = {
             ("GET", "/oauth/authorize"): self._authorize,
             ("GET", "/authorize"): self._authorize,
@@ -96,12 +96,12 @@ class Entrance:
             ("POST", "/oauth/sign-out"): self._sign_out,
         }
         return [
-            Route(path, self.shown(handler), methods=[method])
+            Route(path, self.page_endpoint(handler), methods=[method])
             for (method, path), handler in pages.items()
         ]
 
-    def shown(self, answer: Handler) -> Handler:
-        """What goes wrong is a page, too."""
+    def page_endpoint(self, answer: Handler) -> Handler:
+        """The handler as an endpoint whose errors are pages, too."""
 
         async def endpoint(request: HttpRequest) -> Response:
             try:
@@ -125,75 +125,75 @@ class Entrance:
 
     async def _authorize(self, request: HttpRequest) -> Response:
         self.at.require_open()
-        self.at.count(request, "authorize", AUTHORIZATIONS_A_MINUTE)
+        self.at.limit_rate(request, "authorize", AUTHORIZATIONS_A_MINUTE)
         query = request.scope["query_string"].decode("latin-1")
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=50)
-        given = dict(pairs)
-        client = await self.at.clients.find(given.get("client_id", ""))
+        params = dict(pairs)
+        client = await self.at.clients.find(params.get("client_id", ""))
         if client is None:
             words = "The client is not known here. Remove the gateway from it and add it again."
             raise OAuthError("invalid_client", words)
-        redirect = client.redirect(given.get("redirect_uri"))
-        if redirect is None:
+        uri = client.redirect(params.get("redirect_uri"))
+        if uri is None:
             words = f"{client.name} asks to be answered at an address that is not its own."
             raise OAuthError("invalid_request", words)
         try:
-            asked = Consideration(client, self._asked(client, redirect, pairs, given), query)
+            proposal = Consideration(client, self._read_request(client, uri, pairs, params), query)
         except OAuthError as error:
-            return self._back(redirect, given.get("state"), error)
+            return self._send_back(uri, params.get("state"), error)
         session = await self.session(request)
         if session is None:
             return await self.to_sign_in(f"/oauth/authorize?{query}")
-        return await self._with_consent(asked, session)
+        return await self._check_consent(proposal, session)
 
-    def _asked(
+    def _read_request(
         self,
         client: Client,
         redirect: str,
         pairs: Sequence[tuple[str, str]],
-        given: Mapping[str, str],
+        params: Mapping[str, str],
     ) -> AuthorizationRequest:
-        """What the client wants, if it may be asked for. Raises OAuthError for the client."""
-        if len(given) != len(pairs):
+        """The request of the client, if it is a valid one. Raises OAuthError for the client."""
+        if len(params) != len(pairs):
             raise OAuthError("invalid_request", "a parameter is given twice")
-        if given.get("response_type") != "code":
+        if params.get("response_type") != "code":
             raise OAuthError("unsupported_response_type", "response_type must be code")
-        challenge = given.get("code_challenge", "")
-        if given.get("code_challenge_method") != "S256" or len(challenge) != _CHALLENGE:
+        challenge = params.get("code_challenge", "")
+        if params.get("code_challenge_method") != "S256" or len(challenge) != _CHALLENGE:
             raise OAuthError("invalid_request", "PKCE with S256 is required")
         return AuthorizationRequest(
             client.id,
             client.name,
             redirect,
-            given.get("state", ""),
+            params.get("state", ""),
             challenge,
-            self.at.resource(given.get("resource")),
-            given.get("scope", ""),
+            self.at.resource(params.get("resource")),
+            params.get("scope", ""),
         )
 
-    async def _with_consent(self, asked: Consideration, session: ConsoleSession) -> Response:
+    async def _check_consent(self, proposal: Consideration, session: ConsoleSession) -> Response:
         """A code where the person has allowed this client before; else the question."""
-        person, request = session.principal, asked.request
+        person, request = session.principal, proposal.request
         scope = granted_scope(request.scope, admin=person.admin)
-        known = await get_consent(self.at.db, person.name, asked.client.id)
+        consent = await get_consent(self.at.db, person.name, proposal.client.id)
         if (
-            known is not None
-            and known.digest == _bound(asked.client.digest, session)
-            and set(scope) <= set(known.scope.split())
+            consent is not None
+            and consent.digest == _consent_digest(proposal.client.digest, session)
+            and set(scope) <= set(consent.scope.split())
         ):
-            return self._with_code(request, " ".join(scope), session)
-        return self._consent_page(asked, session, scope)
+            return self._send_code(request, " ".join(scope), session)
+        return self._consent_page(proposal, session, scope)
 
     def _consent_page(
-        self, asked: Consideration, session: ConsoleSession, scope: Sequence[str]
+        self, proposal: Consideration, session: ConsoleSession, scope: Sequence[str]
     ) -> Response:
-        client, request = asked.client, asked.request
-        sealed = self._sealed(
+        client, request = proposal.client, proposal.request
+        sealed = self._seal_values(
             "consent",
             request=asdict(request),
             digest=client.digest,
             session=session.id,
-            again=asked.query,
+            again=proposal.query,
         )
         target = urlsplit(request.redirect_uri)
         text = render(
@@ -214,55 +214,55 @@ class Entrance:
         if target.scheme not in ("https", "http"):
             origin = f"{target.scheme}:"
         policy = PAGE_HEADERS["content-security-policy"]
-        allowed = policy.replace("form-action 'self'", f"form-action 'self' {origin}")
-        response.headers["content-security-policy"] = allowed
+        own_policy = policy.replace("form-action 'self'", f"form-action 'self' {origin}")
+        response.headers["content-security-policy"] = own_policy
         return response
 
     async def _consent(self, request: HttpRequest) -> Response:
         """Takes a person's decision."""
         self.at.require_open()
         session, form = await self.own_form(request)
-        held = self._opened("consent", form.get("request", ""))
-        if held is None or held["session"] != session.id:
+        values = self._open_values("consent", form.get("request", ""))
+        if values is None or values["session"] != session.id:
             raise HTTPException(400, "This page is too old: go back to the client and try again.")
-        asked = AuthorizationRequest(**held["request"])
+        authorization = AuthorizationRequest(**values["request"])
         if form.get("decision") != "allow":
             denied = OAuthError("access_denied", "the person did not allow it")
-            return self._back(asked.redirect_uri, asked.state, denied)
-        offered = granted_scope(asked.scope, admin=session.principal.admin)
-        ticked = [name for name in offered if name == "tools:read" or form.get(name)]
-        digest = _bound(held["digest"], session)
-        name, scope = session.principal.name, " ".join(ticked)
-        consent = Consent(name, asked.client_id, digest, scope, time.time())
+            return self._send_back(authorization.redirect_uri, authorization.state, denied)
+        offered = granted_scope(authorization.scope, admin=session.principal.admin)
+        scopes = [name for name in offered if name == "tools:read" or form.get(name)]
+        digest = _consent_digest(values["digest"], session)
+        name, scope = session.principal.name, " ".join(scopes)
+        consent = Consent(name, authorization.client_id, digest, scope, time.time())
         await save_consent(self.at.db, consent)
-        client = asked.client_name
-        log.info("client allowed", principal=name, client=client, resource=asked.resource)
-        return self._with_code(asked, scope, session)
+        client = authorization.client_name
+        log.info("client allowed", principal=name, client=client, resource=authorization.resource)
+        return self._send_code(authorization, scope, session)
 
-    def _with_code(
-        self, asked: AuthorizationRequest, scope: str, session: ConsoleSession
+    def _send_code(
+        self, authorization: AuthorizationRequest, scope: str, session: ConsoleSession
     ) -> Response:
         person = session.principal
-        request = AuthorizationRequest(**{**asdict(asked), "scope": scope})
+        request = AuthorizationRequest(**{**asdict(authorization), "scope": scope})
         claims = claims_of(person, session.by, session.proof)
         code = self.at.grants.code(request, person.name, claims)
-        return self._back(asked.redirect_uri, asked.state, code)
+        return self._send_back(authorization.redirect_uri, authorization.state, code)
 
-    def _back(self, redirect: str, state: str | None, outcome: str | OAuthError) -> Response:
-        """Sends the browser back to its client, with a code or with what was wrong."""
+    def _send_back(self, redirect: str, state: str | None, outcome: str | OAuthError) -> Response:
+        """Sends the browser back to its client, with a code or with an error."""
         if isinstance(outcome, OAuthError):
-            said = {"error": outcome.code, "error_description": outcome.description}
+            answer = {"error": outcome.code, "error_description": outcome.description}
         else:
-            said = {"code": outcome}
-        said |= {"state": state} if state else {}
-        said["iss"] = self.at.url
-        address = f"{redirect}{'&' if '?' in redirect else '?'}{urlencode(said)}"
+            answer = {"code": outcome}
+        answer |= {"state": state} if state else {}
+        answer["iss"] = self.at.url
+        address = f"{redirect}{'&' if '?' in redirect else '?'}{urlencode(answer)}"
         return Response(status_code=302, headers={"location": address})
 
     # --- signing in -------------------------------------------------------------------------------
 
     async def session(self, request: HttpRequest) -> ConsoleSession | None:
-        """Who the browser belongs to; None: it has not said yet."""
+        """The session of the browser; None: nobody has signed in there."""
         try:
             return await self.at.sessions.current(request.cookies.get(COOKIE))
         except Unauthenticated:
@@ -272,27 +272,27 @@ class Entrance:
         """A form of a page that we showed in this session. Raises HTTPException for any other."""
         check_origin(request)
         form = await read_form(request, CLIENT_DOCUMENT_BYTES)
-        session = await self.session(request)  # behind what the client can draw out
+        session = await self.session(request)  # after the body, which a client can send slowly
         if session is None or not session.owns(form.get("csrf", "")):
             words = "This form is not from a page of your session: go back and load it again."
             raise HTTPException(403, words)
         return session, form
 
     async def to_sign_in(self, onward: str) -> Response:
-        """Asks a browser who it belongs to, and has it come back to an address of ours."""
+        """Has the person at a browser sign in, and come back to an address of ours."""
         auth = self.at.identity.auth
-        if auth.mode == "none":  # whoever reaches us is the same person
+        if auth.mode == "none":  # every caller is the same person
             cookie = self.at.sessions.open_for(self.at.identity.local)
-            return self._signed_in(cookie, onward)
+            return self._end_sign_in(cookie, onward)
         if auth.mode != "oauth" or self.at.oauth.sign_in == "token":
             return self._token_page(onward)
         state, nonce, verifier = (new_secret() for _ in range(3))
-        address = await self._the_provider().address(state, nonce, verifier)
+        address = await self._provider_now().address(state, nonce, verifier)
         return self.leave(address, "sign-in", state, nonce=nonce, verifier=verifier, onward=onward)
 
-    def leave(self, address: str, kind: str, state: str, **kept: Any) -> Response:
-        """Sends the browser to a provider, with what it needs when it is back in a cookie."""
-        sealed = self._sealed(kind, state=state, **kept)
+    def leave(self, address: str, kind: str, state: str, **values: Any) -> Response:
+        """Sends the browser to a provider, with a cookie of the values for when it is back."""
+        sealed = self._seal_values(kind, state=state, **values)
         if len(sealed) > 3800:  # a browser keeps no larger cookie
             raise OAuthError("invalid_request", "The client's request is too long.")
         response = RedirectResponse(address, 302)
@@ -311,15 +311,15 @@ class Entrance:
         """Signs a person in to the console."""
         return await self.to_sign_in("/console")
 
-    def _the_provider(self) -> Provider:
+    def _provider_now(self) -> Provider:
         """The provider as it is configured now."""
         oauth = self.at.oauth
         if self._provider is None or self._provider.settings != oauth:
             callback = f"{self.at.url}{CALLBACK}"
-            self._provider = Provider(oauth, self.at.egress, callback, self._allowed)
+            self._provider = Provider(oauth, self.at.egress, callback, self._allowed_addresses)
         return self._provider
 
-    def _allowed(self) -> Sequence[str]:
+    def _allowed_addresses(self) -> Sequence[str]:
         return self.at.settings().network.allow
 
     async def _callback(self, request: HttpRequest) -> Response:
@@ -327,28 +327,28 @@ class Entrance:
         query = request.query_params
         state = query.get("state", "")
         cookie = request.cookies.get(_cookie_of(state), "")
-        connecting = self._opened("connect", cookie)
+        connecting = self._open_values("connect", cookie)
         if connecting is not None and connecting["state"] == state and self.take_back is not None:
             response = await self.take_back(request, connecting)
             response.delete_cookie(_cookie_of(state), "/oauth")
             return response
-        held = self._opened("sign-in", cookie)
-        if held is None or held["state"] != state:
+        values = self._open_values("sign-in", cookie)
+        if values is None or values["state"] != state:
             words = "It was begun in another browser, or too long ago: start again from the client."
             raise NoSignIn(words)
         if "code" not in query:
             raise NoSignIn(f"The provider said: {query.get('error', 'nothing')[:100]}.")
-        nonce, verifier = held["nonce"], held["verifier"]
-        claims = await self._the_provider().claims(query["code"], query.get("iss"), nonce, verifier)
+        nonce, verifier = values["nonce"], values["verifier"]
+        claims = await self._provider_now().claims(query["code"], query.get("iss"), nonce, verifier)
         oauth = self.at.oauth
         try:
             principal_name(claims, oauth)
-            known = self.at.identity.principals
-            person = claimed_principal(claims, oauth, known)
+            principals = self.at.identity.principals
+            person = claimed_principal(claims, oauth, principals)
         except Unauthenticated as error:
             raise NoSignIn(f"You are not let in: {error}.") from error
         log.info("signed in", principal=person.name)
-        return self._signed_in(self.at.sessions.open_for(person), held["onward"], state)
+        return self._end_sign_in(self.at.sessions.open_for(person), values["onward"], state)
 
     async def _sign_in_by_token(self, request: HttpRequest) -> Response:
         check_origin(request)
@@ -362,16 +362,16 @@ class Entrance:
         try:
             cookie = await self.at.sessions.open_by_token(form.get("token", ""))
         except Unauthenticated:
-            self._throttle.failed(address)
+            self._throttle.count_failure(address)
             return self._token_page(onward, "That token is not known here.", 401)
-        return self._signed_in(cookie, onward)
+        return self._end_sign_in(cookie, onward)
 
     def _token_page(self, onward: str, problem: str = "", status: int = 200) -> Response:
         for_client = onward.startswith("/oauth/authorize?")
         text = render("oauth_sign_in.html", onward=onward, problem=problem, for_client=for_client)
         return Response(text, status, media_type="text/html")
 
-    def _signed_in(self, cookie: str, onward: str, state: str = "") -> Response:
+    def _end_sign_in(self, cookie: str, onward: str, state: str = "") -> Response:
         response = RedirectResponse(onward, 303)
         set_session_cookie(response, cookie, self.at.url)
         if state:
@@ -379,32 +379,32 @@ class Entrance:
         return response
 
     async def _sign_out(self, request: HttpRequest) -> Response:
-        """Lets somebody else sign in to answer the same client."""
+        """Signs a person out, so that another one can sign in to answer the same client."""
         session, form = await self.own_form(request)
         await self.at.sessions.end(session)
-        held = self._opened("consent", form.get("request", ""))
-        onward = f"/oauth/authorize?{held['again']}" if held else "/console"
+        values = self._open_values("consent", form.get("request", ""))
+        onward = f"/oauth/authorize?{values['again']}" if values else "/console"
         response = RedirectResponse(onward, 303)
         response.delete_cookie(COOKIE, "/")
         return response
 
     # --- sealed values ----------------------------------------------------------------------------
 
-    def _sealed(self, kind: str, **what: Any) -> str:
-        value = {"kind": kind, "expires": time.time() + SIGN_IN_SECONDS, **what}
+    def _seal_values(self, kind: str, **values: Any) -> str:
+        value = {"kind": kind, "expires": time.time() + SIGN_IN_SECONDS, **values}
         return self.at.seal.encrypt_json(value).decode()
 
-    def _opened(self, kind: str, text: str) -> dict[str, Any] | None:
+    def _open_values(self, kind: str, text: str) -> dict[str, Any] | None:
         try:
             value: Any = self.at.seal.decrypt_json(text.encode("utf-8", "replace"))
         except (InvalidToken, ValueError):
             return None
-        good = value.get("kind") == kind and value["expires"] > time.time()
-        return value if good else None
+        is_valid = value.get("kind") == kind and value["expires"] > time.time()
+        return value if is_valid else None
 
 
-def _bound(digest: str, session: ConsoleSession) -> str:
-    """What a consent holds for: this client as it is, and whoever has the token of this session."""
+def _consent_digest(digest: str, session: ConsoleSession) -> str:
+    """The digest a consent holds for: this client as it is, and the proof of this session."""
     return hashlib.sha256(f"{digest} {session.proof}".encode()).hexdigest()
 
 

@@ -50,13 +50,13 @@ SERVER_METADATA = (
 
 
 def is_open_to_all(path: str) -> bool:
-    """Whether pages of any site may ask here: documents, and what takes proof of its own."""
+    """Whether pages of any site may send requests here: they need no proof, or take their own."""
     name = path.removeprefix("/oauth")
     return path.startswith("/.well-known/") or name in ("/token", "/register", "/revoke")
 
 
 class FrontDoor:
-    """Lets people in who come with a client, and clients who come with a code."""
+    """Lets in people who come with a client, and clients that come with a code."""
 
     def __init__(
         self,
@@ -84,17 +84,17 @@ class FrontDoor:
         )
         self.entrance = Entrance(self._at)
 
-    def let_in(self, signals: Signals) -> None:
-        """Has tokens that were given here taken as proof, until their grant is revoked."""
-        self._at.identity.open_token = self._open_access
-        self._at.identity.revoked = self.grants.revoked
-        signals.on(GRANT_REVOKED, self.grants.hear_revoked)
+    def accept_tokens(self, signals: Signals) -> None:
+        """Has the gateway accept our tokens as proof, until their grant is revoked."""
+        self._at.identity.open_token = self._open_access_token
+        self._at.identity.revoked_grants = self.grants.revoked_ids
+        signals.on(GRANT_REVOKED, self.grants.refuse_tokens)
 
-    def _open_access(self, token: str) -> Mapping[str, Any] | None:
-        held = self.grants.opened_access(token)
-        if held is not None:  # seldom: who a token belongs to is remembered for a minute
-            note_grant_used(self._at.db, held["grant"], time.time())
-        return held
+    def _open_access_token(self, token: str) -> Mapping[str, Any] | None:
+        body = self.grants.open_access_token(token)
+        if body is not None:  # seldom: the holder of a token is remembered for a minute
+            note_grant_used(self._at.db, body["grant"], time.time())
+        return body
 
     def routes(self) -> list[Route]:
         """Every address of the front door."""
@@ -102,16 +102,16 @@ class FrontDoor:
         return [*Desk(self._at).routes(), *self.entrance.routes(), documents]
 
     async def _document(self, request: HttpRequest) -> Response:
-        """The documents by which clients find out who lets them in, wherever they look."""
+        """Serves the documents by which clients find the front door, wherever they look."""
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=CORS)
         path, settings = request.url.path, self._at.settings()
-        found = self._resource_document(path)
+        document = self._resource_document(path)
         if path.startswith(SERVER_METADATA) and settings.auth.mode == "oauth":
             machines = any(client.principal for client in settings.clients.values())
-            found = authorization_server(self._at.url, self._at.oauth, machines)
+            document = authorization_server(self._at.url, self._at.oauth, machines)
         words = {"error": "there is nothing at this address"}
-        response = json_answer(found or words, 200 if found else 404)
+        response = json_answer(document or words, 200 if document else 404)
         response.headers.update(CORS)
         return response
 

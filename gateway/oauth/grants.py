@@ -1,9 +1,9 @@
 """Codes, access tokens and refresh tokens: what proves that a person let a client in.
 
 All three are sealed, so that none can be made or changed outside, and each names its kind. A code
-carries everything its grant will hold, and works once, for a minute. An access token carries who
-calls, for which address, and until when: a request costs one look into a dictionary and no read of
-the store. What is revoked is refused by every process as soon as the signal reaches it.
+carries everything its grant will hold, and works once, for a minute. An access token carries the
+caller, its address and its end: a request costs one look into a dictionary and no read of the
+store. A revoked token is refused by every process as soon as the signal reaches it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from gateway.store.database import Database
 from gateway.store.oauth import (
     Rotation,
     get_client_grant,
+    list_revoked,
     open_grant,
     revoke_client_grants,
-    revoked_since,
     rotate,
 )
 from gateway.store.secrets import Seal
@@ -69,7 +69,7 @@ class Lifetimes:
 
 
 class Grants:
-    """Gives, exchanges, checks and revokes what clients hold."""
+    """Gives, exchanges, checks and revokes the codes and tokens of clients."""
 
     def __init__(
         self,
@@ -81,19 +81,19 @@ class Grants:
     ) -> None:
         self._db, self._seal, self._lifetimes = db, seal, lifetimes
         self._person, self._clock = person, clock
-        self.revoked: set[str] = set()
+        self.revoked_ids: set[str] = set()
 
     async def load(self) -> None:
         """Reads which grants were revoked while their access tokens may live."""
         since = self._clock() - self._lifetimes().access_seconds
-        self.revoked |= set(await revoked_since(self._db, since))
+        self.revoked_ids |= set(await list_revoked(self._db, since))
 
-    def hear_revoked(self, id: str) -> None:
-        """Refuses the tokens of a grant from now on; "": some may have been missed."""
+    def refuse_tokens(self, id: str) -> None:
+        """Refuses the tokens of a grant from now on; "": signals of some may have been missed."""
         if id:
-            self.revoked.add(id)
+            self.revoked_ids.add(id)
         else:
-            self._reading = asyncio.ensure_future(self.load())
+            self._reloading = asyncio.ensure_future(self.load())
 
     # --- codes ------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Grants:
         self, request: AuthorizationRequest, principal: str, claimed: Mapping[str, Any]
     ) -> str:
         """A code for what the person allowed."""
-        return self._sealed(
+        return self._seal_token(
             "code",
             self._clock() + CODE_SECONDS,
             id=secrets.token_hex(16),
@@ -114,17 +114,17 @@ class Grants:
         self, code: str, client_id: str, redirect_uri: str, verifier: str, resource: str | None
     ) -> Answer:
         """The tokens for a code, its first time; a second time revokes them. Raises OAuthError."""
-        held = self._opened("code", code)
-        if held is None or held["request"]["client_id"] != client_id:
+        body = self._open_token("code", code)
+        if body is None or body["request"]["client_id"] != client_id:
             raise OAuthError("invalid_grant", "the code is unknown, or too old")
-        request = AuthorizationRequest(**held["request"])
+        request = AuthorizationRequest(**body["request"])
         if redirect_uri and redirect_uri != request.redirect_uri:  # OAuth 2.1 asks for it no more
             raise OAuthError("invalid_grant", "redirect_uri is another than the code was sent to")
-        if not _fits(request.challenge, verifier):
+        if not _is_verifier_of(request.challenge, verifier):
             raise OAuthError("invalid_grant", "code_verifier does not fit code_challenge")
         if resource not in (None, request.resource):
             raise OAuthError("invalid_target", "the code is for another resource")
-        return await self.open(request, held["principal"], held["claimed"], held["id"])
+        return await self.open(request, body["principal"], body["claimed"], body["id"])
 
     async def open(
         self,
@@ -135,7 +135,7 @@ class Grants:
         *,
         renewable: bool = True,
     ) -> Answer:
-        """The first tokens of a new grant; one that is not renewable lives as long as its token."""
+        """The first tokens of a new grant; one without renewal lives as long as its token."""
         now, life = self._clock(), self._lifetimes()
         id, refresh = new_id(now), secrets.token_urlsafe(32)
         grant = ClientGrant(
@@ -161,9 +161,9 @@ class Grants:
 
     async def refresh(self, token: str, client_id: str, resource: str | None) -> Answer:
         """New tokens for a refresh token; the same ones again if it comes twice at once."""
-        held = self._opened("refresh", token)
-        grant = await get_client_grant(self._db, held["grant"]) if held else None
-        if held is None or grant is None or grant.client_id != client_id:
+        body = self._open_token("refresh", token)
+        grant = await get_client_grant(self._db, body["grant"]) if body else None
+        if body is None or grant is None or grant.client_id != client_id:
             raise OAuthError("invalid_grant", "the refresh token is unknown")
         if self._person(grant.principal, grant.claimed) is None:
             raise OAuthError("invalid_grant", "its person is no more, or has another token now")
@@ -173,7 +173,7 @@ class Grants:
         answer = self._answer(grant, successor)
         use = Rotation(
             grant.id,
-            _sha256(held["secret"]),
+            _sha256(body["secret"]),
             _sha256(successor),
             self._seal.encrypt_json(answer),
             now,
@@ -195,13 +195,13 @@ class Grants:
             "access_token": self.access_token(grant, life.access_seconds),
             "token_type": "Bearer",
             "expires_in": int(life.access_seconds),
-            "refresh_token": self._sealed("refresh", expires, grant=grant.id, secret=refresh),
+            "refresh_token": self._seal_token("refresh", expires, grant=grant.id, secret=refresh),
             "scope": grant.scope,
         }
 
     def access_token(self, grant: ClientGrant, seconds: float) -> str:
         """A token that opens the grant's address for a while."""
-        return self._sealed(
+        return self._seal_token(
             "access",
             self._clock() + seconds,
             grant=grant.id,
@@ -211,37 +211,37 @@ class Grants:
             scope=grant.scope,
         )
 
-    # --- what is presented ------------------------------------------------------------------------
+    # --- tokens of clients ------------------------------------------------------------------------
 
-    def opened_access(self, token: str) -> dict[str, Any] | None:
-        """What an access token says, if it is one of ours and holds."""
-        held = self._opened("access", token)
-        return None if held is None or held["grant"] in self.revoked else held
+    def open_access_token(self, token: str) -> dict[str, Any] | None:
+        """The content of an access token, if it is one of ours and holds."""
+        body = self._open_token("access", token)
+        return None if body is None or body["grant"] in self.revoked_ids else body
 
     async def revoke_token(self, token: str, client_id: str) -> None:
-        """Revokes the grant of a token of this client; of any other nothing happens."""
-        held = self._opened("access", token) or self._opened("refresh", token)
-        if held is not None:
+        """Revokes the grant of a token of this client; any other token stays."""
+        body = self._open_token("access", token) or self._open_token("refresh", token)
+        if body is not None:
             now = self._clock()
-            await revoke_client_grants(self._db, now, id=held["grant"], client_id=client_id)
+            await revoke_client_grants(self._db, now, id=body["grant"], client_id=client_id)
 
-    def _sealed(self, kind: str, expires: float, **what: Any) -> str:
-        data = json_bytes({"kind": kind, "expires": expires, **what})
-        return self._seal.encrypt(data).decode().rstrip("=")
+    def _seal_token(self, kind: str, expires: float, **values: Any) -> str:
+        text = json_bytes({"kind": kind, "expires": expires, **values})
+        return self._seal.encrypt(text).decode().rstrip("=")
 
-    def _opened(self, kind: str, token: str) -> dict[str, Any] | None:
+    def _open_token(self, kind: str, token: str) -> dict[str, Any] | None:
         padded = token + "=" * (-len(token) % 4)
         try:
-            held: dict[str, Any] = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
+            body: dict[str, Any] = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
         except (InvalidToken, ValueError):
             return None
-        return held if held.get("kind") == kind and held["expires"] > self._clock() else None
+        return body if body.get("kind") == kind and body["expires"] > self._clock() else None
 
 
-def _fits(challenge: str, verifier: str) -> bool:
+def _is_verifier_of(challenge: str, verifier: str) -> bool:
     digest = hashlib.sha256(verifier.encode("utf-8", "replace")).digest()
-    found = base64.urlsafe_b64encode(digest).rstrip(b"=")
-    return hmac.compare_digest(found, challenge.encode("utf-8", "replace"))
+    own_challenge = base64.urlsafe_b64encode(digest).rstrip(b"=")
+    return hmac.compare_digest(own_challenge, challenge.encode("utf-8", "replace"))
 
 
 def _sha256(text: str) -> str:

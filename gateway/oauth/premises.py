@@ -1,4 +1,4 @@
-"""What all of the front door shares: the parts of the gateway it works with, and its address."""
+"""What the parts of the front door share: the gateway's parts they need, and its address."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CORS = {
 
 @dataclass(frozen=True, slots=True)
 class Premises:
-    """What all of the front door shares."""
+    """The parts of the gateway that the front door works with, and its address."""
 
     db: Database
     seal: Seal
@@ -50,30 +50,30 @@ class Premises:
     def oauth(self) -> OAuthSettings:
         return self.settings().auth.oauth or OAuthSettings()
 
-    def count(self, request: HttpRequest, what: str, most: int) -> None:
-        """Refuses what one address asks for too often."""
+    def limit_rate(self, request: HttpRequest, action: str, most: int) -> None:
+        """Refuses a request whose address has made too many of its kind."""
         address = request.client.host if request.client else ""
-        counted = self.rates.setdefault((what, address), [0])
-        counted[0] += 1
-        if counted[0] > most:
+        counter = self.rates.setdefault((action, address), [0])
+        counter[0] += 1
+        if counter[0] > most:
             raise HTTPException(429, "Too many requests: try again in a minute.")
 
-    def resource(self, given: str | None) -> str:
+    def resource(self, address: str | None) -> str:
         """The address that a token is to be for. Raises OAuthError where it is not ours."""
-        path = resource_address(given, self.url) if given else "/mcp"
+        path = resource_address(address, self.url) if address else "/mcp"
         scope = scope_of(path) if path else None
         if scope is None:
             raise OAuthError("invalid_target", "resource is no address of this gateway")
         return f"{self.url}{scope.address}"
 
     def require_open(self) -> None:
-        """Refuses everybody where people don't sign in."""
+        """Refuses every request where people don't sign in."""
         if self.settings().auth.mode != "oauth":
             raise OAuthError("access_denied", "this gateway does not sign people in", 404)
 
 
 def claims_of(person: Principal, by: str, proof: str) -> dict[str, Any]:
-    """What a grant keeps of a person beside their name."""
+    """The facts about a person that a grant keeps beside their name."""
     claims = {"role": person.role, "organization": person.organization, "admin": person.admin}
     return {"by": by, "proof": proof, **claims}
 

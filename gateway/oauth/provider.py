@@ -47,13 +47,13 @@ class Provider:
         self._allow = allow
         self._clock = clock
         self._document: Mapping[str, Any] = {}
-        self._looked = float("-inf")
+        self._read_at = float("-inf")
         self._keys: SigningKeys | None = None
 
     async def address(self, state: str, nonce: str, verifier: str) -> str:
         """Where a browser goes to sign in."""
         document = await self._discover()
-        asked = {
+        query = {
             "response_type": "code",
             "client_id": self.settings.client_id or "",
             "redirect_uri": self._callback,
@@ -64,28 +64,28 @@ class Provider:
             "code_challenge_method": "S256",
         }
         endpoint = document["authorization_endpoint"]
-        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     async def claims(self, code: str, iss: str | None, nonce: str, verifier: str) -> Claims:
-        """Who came back with a code. Raises NoSignIn."""
+        """The claims of the person who came back with a code. Raises NoSignIn."""
         document = await self._discover()
         if iss is not None and iss != document["issuer"]:
             raise NoSignIn("The answer comes from another provider than the one that was asked.")
         tokens = await self._exchange(document, code, verifier)
-        claims = await self._verified(tokens.get("id_token"), nonce)
-        wanted = self._wanted_claims()
-        if any(name not in claims for name in wanted) and "userinfo_endpoint" in document:
-            claims = {**await self._userinfo(document, tokens, claims), **claims}
+        claims = await self._verify_token(tokens.get("id_token"), nonce)
+        names = self._claim_names()
+        if any(name not in claims for name in names) and "userinfo_endpoint" in document:
+            claims = {**await self._read_userinfo(document, tokens, claims), **claims}
         return claims
 
-    def _wanted_claims(self) -> list[str]:
+    def _claim_names(self) -> list[str]:
         s = self.settings
-        named = (s.principal_claim, s.role_claim, s.organization_claim, s.admin_claim)
-        return [name for name in named if name]
+        names = (s.principal_claim, s.role_claim, s.organization_claim, s.admin_claim)
+        return [name for name in names if name]
 
     async def _discover(self) -> Mapping[str, Any]:
         """The provider's own document, read again now and then; an old one is better than none."""
-        if self._clock() - self._looked < DISCOVERY_SECONDS:
+        if self._clock() - self._read_at < DISCOVERY_SECONDS:
             return self._document
         issuer = (self.settings.issuer or "").rstrip("/")
         try:
@@ -98,7 +98,7 @@ class Provider:
             if not self._document:
                 raise
             return self._document
-        self._document, self._looked = document, self._clock()
+        self._document, self._read_at = document, self._clock()
         self._keys = SigningKeys(None, document["jwks_uri"], self._fetch_keys, self._clock)
         return document
 
@@ -122,7 +122,7 @@ class Provider:
             form |= {"client_id": id, "client_secret": secret.get_secret_value()}
         return await self._ask("POST", document["token_endpoint"], form, headers)
 
-    async def _verified(self, token: object, nonce: str) -> Claims:
+    async def _verify_token(self, token: object, nonce: str) -> Claims:
         settings, keys = self.settings, self._keys
         if not isinstance(token, str) or keys is None:
             raise NoSignIn("The provider gave no ID token.")
@@ -139,23 +139,23 @@ class Provider:
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise NoSignIn("The provider's ID token could not be verified.") from error
-        several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
-        if claims.get("azp", settings.client_id if not several else None) != settings.client_id:
+        has_several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+        if claims.get("azp", settings.client_id if not has_several else None) != settings.client_id:
             raise NoSignIn("The provider's ID token is for another client.")
         if claims.get("nonce") != nonce:
             raise NoSignIn("The provider's ID token is not the answer to this sign-in.")
         return claims
 
-    async def _userinfo(
+    async def _read_userinfo(
         self, document: Mapping[str, Any], tokens: Claims, claims: Claims
     ) -> Claims:
         endpoint = str(document["userinfo_endpoint"])
         self._check_address(endpoint)
         headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}"}
-        found = await self._ask("GET", endpoint, None, headers)
-        if found.get("sub") != claims["sub"]:
+        userinfo = await self._ask("GET", endpoint, None, headers)
+        if userinfo.get("sub") != claims["sub"]:
             raise NoSignIn("The provider told of another person than it signed in.")
-        return found
+        return userinfo
 
     async def _ask(
         self,
@@ -166,11 +166,11 @@ class Provider:
     ) -> Claims:
         """A JSON object of the provider. Raises NoSignIn."""
         self._check_address(address)
-        sent = {"Accept": "application/json", **(headers or {})}
+        all_headers = {"Accept": "application/json", **(headers or {})}
         body = urlencode(form).encode() if form is not None else None
         if body is not None:
-            sent["Content-Type"] = "application/x-www-form-urlencoded"
-        request = Request(method, address, tuple(sent.items()), body)
+            all_headers["Content-Type"] = "application/x-www-form-urlencoded"
+        request = Request(method, address, tuple(all_headers.items()), body)
         answer = await self._send(request)
         try:
             value = orjson.loads(answer.body)
@@ -178,8 +178,8 @@ class Provider:
             value = None
         if answer.status != 200 or answer.truncated or not isinstance(value, dict):
             code = value.get("error") if isinstance(value, dict) else None
-            told = f"{answer.status} {code}" if isinstance(code, str) else str(answer.status)
-            raise NoSignIn(f"The provider answered {told[:100]}.")
+            reason = f"{answer.status} {code}" if isinstance(code, str) else str(answer.status)
+            raise NoSignIn(f"The provider answered {reason[:100]}.")
         return value
 
     async def _send(self, request: Request) -> Answer:
@@ -201,7 +201,7 @@ class Provider:
 
 
 def principal_name(claims: Mapping[str, Any], settings: OAuthSettings) -> str:
-    """Whom the claims name; Unauthenticated where an email is not known to be theirs."""
+    """The name in the claims. Raises Unauthenticated where an email may not be theirs."""
     name = claims.get(settings.principal_claim)
     if not isinstance(name, str) or not name:
         raise Unauthenticated(f"the provider gave no {settings.principal_claim}")

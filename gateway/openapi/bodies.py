@@ -1,8 +1,8 @@
 """From a request body to arguments: an object's properties one by one, anything else whole.
 
 Only the top level is taken apart; nested objects stay real schemas. A body's hidden properties
-with a default become constants that are always sent. What the object says beside its properties is
-said of the tool's input instead: which of them go together, and whether there may be others, which
+with a default become constants that are always sent. The object's other keywords become keywords of
+the tool's input: which properties go together, and whether there may be further properties, which
 then go into the body as they are.
 """
 
@@ -41,7 +41,7 @@ _READING = ("GET", "HEAD", "DELETE")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BodyPlan:
     """How a body is put together, and what the caller gives for it."""
 
     body: Body | None
@@ -49,32 +49,32 @@ class Taken:
     keywords: Mapping[str, Any] = field(default_factory=dict)  # for the tool's input as a whole
 
 
-def taken_body(around: Surroundings, body: Content, beside: Sequence[Slot]) -> Taken:
+def plan_body(around: Surroundings, body: Content, others: Sequence[Slot]) -> BodyPlan:
     """How the body is put together, and the arguments the caller gives for it."""
     kind = media_kind(body.media_type)
     hidden = default_of(around.document, body.schema) if is_internal(body.raw) else None
     if isinstance(hidden, dict):
         media_type = sendable(body.media_type)
-        return Taken(Body(media_type, required=bool(hidden), constants=hidden))
+        return BodyPlan(Body(media_type, required=bool(hidden), constants=hidden))
     if kind in ("text", "octets"):
-        return _opaque(around, body)
+        return _plan_opaque(around, body)
     if kind == "multipart" and _is_file(around.document, body.schema):
         body = replace(body, schema={"properties": {"file": body.schema}})
     shape = shape_of(around.document, body.schema)
     for raw in shape.properties.values() if shape else ():
         inputs.refuse_callback(around.document.find(raw))
-    asked_whole = body.raw.get("x-gateway-whole") is True
-    if shape is None or asked_whole or (kind == "json" and not _is_sayable(around, shape, beside)):
-        return _whole(around, body)
-    return _taken_apart(around, body, shape, beside)
+    whole = body.raw.get("x-gateway-whole") is True
+    if shape is None or whole or (kind == "json" and not _may_split(around, shape, others)):
+        return _plan_whole(around, body)
+    return _plan_fields(around, body, shape, others)
 
 
-def chosen_content(document: Document, raw: Mapping[str, Any]) -> Content | None:
-    """The body in the media type that is sent; bytes are JSON only if a definition insists."""
+def choose_content(document: Document, raw: Mapping[str, Any]) -> Content | None:
+    """The body in the media type that is sent; a file is JSON only if nothing else is offered."""
 
-    def preference(each: Content) -> tuple[bool, tuple[int, bool]]:
-        structured = media_kind(each.media_type) in ("json", "form", "multipart")
-        return structured and _is_file(document, each.schema), _preference(each.media_type)
+    def preference(content: Content) -> tuple[bool, tuple[int, bool]]:
+        structured = media_kind(content.media_type) in ("json", "form", "multipart")
+        return structured and _is_file(document, content.schema), _preference(content.media_type)
 
     chosen = min(inputs.contents_of(document, raw), key=preference, default=None)
     if chosen is None:
@@ -88,25 +88,25 @@ def _preference(media_type: str) -> tuple[int, bool]:
     order = ("json", "form", "multipart", "text", "octets")
     plain = media_type.partition(";")[0].strip().lower()
     kind = media_kind(media_type)
-    other = kind == "octets" and plain != OCTETS
-    return order.index(kind) + other, plain not in (JSON, MULTIPART, "text/plain")
+    is_special = kind == "octets" and plain != OCTETS
+    return order.index(kind) + is_special, plain not in (JSON, MULTIPART, "text/plain")
 
 
 # --- objects --------------------------------------------------------------------------------------
 
 
-def _is_sayable(around: Surroundings, shape: Shape, beside: Sequence[Slot]) -> bool:
-    """Whether all that an object says can be said of arguments that others stand beside."""
-    if any(inputs.injected_as(around.source, "body", name, name) for name in shape.properties):
-        return True  # into an object that is given whole nothing is filled in
-    uncounted = shape.not_empty and shape.more and not all(slot.required for slot in beside)
+def _may_split(around: Surroundings, shape: Shape, others: Sequence[Slot]) -> bool:
+    """Whether all rules of an object can be written for single arguments beside the other slots."""
+    if any(inputs.injected_name(around.source, "body", name, name) for name in shape.properties):
+        return True  # the gateway can't fill anything into an object that is given whole
+    uncounted = shape.not_empty and shape.others and not all(slot.required for slot in others)
     return not shape.of_all and (bool(shape.required) or not uncounted)
 
 
-def _taken_apart(
-    around: Surroundings, body: Content, shape: Shape, beside: Sequence[Slot]
-) -> Taken:
-    visible, constants = around.schemas.visible(
+def _plan_fields(
+    around: Surroundings, body: Content, shape: Shape, others: Sequence[Slot]
+) -> BodyPlan:
+    visible, constants = around.schemas.split_properties(
         {"properties": shape.properties, "required": list(shape.required)}
     )
     left_out = {name for name in (*visible, *constants) if _is_detour(around, name)}
@@ -116,31 +116,32 @@ def _taken_apart(
         _field(around, body, name, raw, around.names.take(name, "body"))
         for name, raw in visible.items()
     ]
-    given = {f.name: inputs.injected_as(around.source, "body", f.name, f.argument) for f in fields}
-    fields = [replace(f, argument=given[f.name] or f.argument) for f in fields]
-    asked = {f.name: f for f in fields if given[f.name] is None}
-    filled = (constants.keys() | visible.keys() | left_out) - asked.keys()
-    needs = [f.argument for f in asked.values() if f.name in shape.required]
-    keywords = _demands(shape, asked, filled, beside, needs)
+    source = around.source
+    injected = {f.name: inputs.injected_name(source, "body", f.name, f.argument) for f in fields}
+    fields = [replace(f, argument=injected[f.name] or f.argument) for f in fields]
+    from_caller = {f.name: f for f in fields if injected[f.name] is None}
+    filled = (constants.keys() | visible.keys() | left_out) - from_caller.keys()
+    needs = [f.argument for f in from_caller.values() if f.name in shape.required]
+    keywords = _group_keywords(shape, from_caller, filled, others, needs)
     can_be_left_out = body.raw.get("required") is False and not filled and not keywords
-    if can_be_left_out and len(needs) * len(asked) <= MAX_WIDTH:
-        keywords = _together(needs, asked)
+    if can_be_left_out and len(needs) * len(from_caller) <= MAX_WIDTH:
+        keywords = _dependent_required(needs, from_caller)
         needs = []
-    form = media_kind(body.media_type) != "json"
+    is_form = media_kind(body.media_type) != "json"
     slots = [
         slot
-        for f in asked.values()
-        for slot in _field_slots(around, f, visible[f.name], f.argument in needs, form)
+        for f in from_caller.values()
+        for slot in _field_slots(around, f, visible[f.name], f.argument in needs, is_form)
     ]
-    taken = Body(
+    plan = Body(
         sendable(body.media_type),
         tuple(fields),
         required=_is_required(body) or bool(constants),
         constants=constants,
-        all_but=None if shape.more is None else _arguments(around, fields, beside),
+        all_but=None if shape.others is None else _arguments(around, fields, others),
     )
-    keywords = {**keywords, "additionalProperties": _others(around, shape)}
-    return Taken(taken, slots, keywords)
+    keywords = {**keywords, "additionalProperties": _other_properties(around, shape)}
+    return BodyPlan(plan, slots, keywords)
 
 
 def _is_required(body: Content) -> bool:
@@ -148,59 +149,59 @@ def _is_required(body: Content) -> bool:
 
 
 def _is_detour(around: Surroundings, name: str) -> bool:
-    """Whether a property would make the request another one that the connection did not ask for."""
-    injected = inputs.injected_as(around.source, "body", name, name)
-    return injected is None and inputs.leaves_out(around, name, "body")
+    """Whether a property could make it another request, and the connection does not inject it."""
+    injected = inputs.injected_name(around.source, "body", name, name)
+    return injected is None and inputs.is_left_out(around, name, "body")
 
 
-def _demands(
+def _group_keywords(
     shape: Shape,
-    asked: Mapping[str, Field],
+    fields: Mapping[str, Field],
     filled: Set[str],
-    beside: Sequence[Slot],
+    others: Sequence[Slot],
     needs: Sequence[str],
 ) -> dict[str, Any]:
-    """What is asked of several properties: one set or another of them, or any at all."""
+    """The keywords for several properties: one of some sets of them is needed, or any one."""
     groups = []
     for group in shape.alternatives:
-        left = [names - filled for names in group]
-        if all(left):
-            groups.append([_required(names, asked) for names in left if names <= asked.keys()])
-    any_at_all = shape.not_empty and not filled and not needs
-    if any_at_all and not shape.more:
-        groups.append([_required({name}, asked) for name in asked])
+        rest = [names - filled for names in group]
+        if all(rest):
+            groups.append([_required(names, fields) for names in rest if names <= fields.keys()])
+    needs_any = shape.not_empty and not filled and not needs
+    if needs_any and not shape.others:
+        groups.append([_required({name}, fields) for name in fields])
     any_of = [{"anyOf": group} for group in groups if group]
     keywords: dict[str, Any] = any_of[0] if len(any_of) == 1 else {}
     if len(any_of) > 1:
         keywords = {"allOf": any_of}
-    if any_at_all and shape.more:
-        keywords["minProperties"] = 1 + sum(slot.required for slot in beside)
+    if needs_any and shape.others:
+        keywords["minProperties"] = 1 + sum(slot.required for slot in others)
     return keywords
 
 
-def _required(names: Set[str], asked: Mapping[str, Field]) -> dict[str, Any]:
-    return {"required": [f.argument for f in asked.values() if f.name in names]}
+def _required(names: Set[str], fields: Mapping[str, Field]) -> dict[str, Any]:
+    return {"required": [f.argument for f in fields.values() if f.name in names]}
 
 
-def _together(needs: Sequence[str], asked: Mapping[str, Field]) -> dict[str, Any]:
-    """Of a body that may be left out: whoever gives anything gives what it needs."""
-    rules = {f.argument: [name for name in needs if name != f.argument] for f in asked.values()}
-    return {"dependentRequired": rules} if needs and len(asked) > 1 else {}
+def _dependent_required(needs: Sequence[str], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """For a body that may be left out: a caller that gives a part of it gives what it needs."""
+    rules = {f.argument: [name for name in needs if name != f.argument] for f in fields.values()}
+    return {"dependentRequired": rules} if needs and len(fields) > 1 else {}
 
 
-def _others(around: Surroundings, shape: Shape) -> Schema:
-    """What is listed of properties that the body does not name; where it is silent, none are."""
-    parts = [around.schemas.translate(each) for each in shape.more or ()]
+def _other_properties(around: Surroundings, shape: Shape) -> Schema:
+    """The schema of properties that the body does not name; False where it says nothing of them."""
+    parts = [around.schemas.translate(each) for each in shape.others or ()]
     return {"allOf": parts} if len(parts) > 1 else next(iter(parts), False)
 
 
 def _arguments(
-    around: Surroundings, fields: Sequence[Field], beside: Sequence[Slot]
+    around: Surroundings, fields: Sequence[Field], others: Sequence[Slot]
 ) -> frozenset[str]:
     """The arguments that have a place of their own."""
     own = [(f.argument, f.file_name_argument, f.content_type_argument) for f in fields]
-    others = [slot.argument for slot in beside]
-    return frozenset(filter(None, chain(around.source.inject, others, *own)))
+    outside = [slot.argument for slot in others]
+    return frozenset(filter(None, chain(around.source.inject, outside, *own)))
 
 
 def _field(around: Surroundings, content: Content, name: str, raw: Any, argument: str) -> Field:
@@ -208,22 +209,22 @@ def _field(around: Surroundings, content: Content, name: str, raw: Any, argument
     if kind == "json":
         return Field(argument, name)
     encoding = mapping(content.encoding.get(name))
-    named = encoding.get("style")
-    style: Style = named if named in _FORM_STYLES else "form"
+    declared = encoding.get("style")
+    style: Style = declared if declared in _FORM_STYLES else "form"
     explode = encoding["explode"] if isinstance(encoding.get("explode"), bool) else style == "form"
     part_types = _media_types(encoding.get("contentType"))
     media_type = next((each for each in part_types[:1] if "*" not in each), None)
     if kind == "form":
-        # A style that is asked for wins over the media type.
+        # A style that the definition declares wins over the media type.
         media_type = None if {"style", "explode"} & encoding.keys() else media_type
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
     file = _file_schema(around.document, raw, "".join(part_types[:1]))
     if file is None:
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
     own = mapping(around.document.resolve(content.schema).get("properties"))
-    told = [f"{name}_{what}" for what in ("filename", "content_type")]
+    extra = [f"{name}_{suffix}" for suffix in ("filename", "content_type")]
     file_name, content_type = (
-        None if each in own else around.names.take(each, "body") for each in told
+        None if each in own else around.names.take(each, "body") for each in extra
     )
     return Field(
         argument,
@@ -237,114 +238,113 @@ def _field(around: Surroundings, content: Content, name: str, raw: Any, argument
     )
 
 
-def _media_types(written: Any) -> list[str]:
+def _media_types(text: Any) -> list[str]:
     """The media types, or ranges of them, that a definition lists for a part."""
-    listed = (each.strip() for each in text_of(written)[:MAX_WIRE_NAME].split(","))
-    return [each for each in listed if _MEDIA_TYPE.fullmatch(each)]
+    parts = (part.strip() for part in text_of(text)[:MAX_WIRE_NAME].split(","))
+    return [part for part in parts if _MEDIA_TYPE.fullmatch(part)]
 
 
 def _field_slots(
-    around: Surroundings, field: Field, raw: Any, needed: bool, form: bool
+    around: Surroundings, field: Field, raw: Any, needed: bool, is_form: bool
 ) -> Iterator[Slot]:
     if not field.file:
-        # In a form, an empty list is not there at all, nor is an object with a field for each key.
+        # A form has no empty list, and no empty object that takes a field for each key.
         split = [("array", field.media_type is None), ("object", field.style == "deepObject")]
-        never_empty = [kind for kind, is_split in split if form and is_split]
+        never_empty = [kind for kind, is_split in split if is_form and is_split]
         yield inputs.slot_of(around, raw, raw, field.argument, needed, never_empty)
         return
-    several = _kind_of(_without_null(around.document, raw)) == "array"
-    file = _each({"type": "string", "contentEncoding": "base64"}, several)
-    if several and needed:
+    is_list = _kind_of(_without_null(around.document, raw)) == "array"
+    file = _list_if({"type": "string", "contentEncoding": "base64"}, is_list)
+    if is_list and needed:
         file["minItems"] = 1
-    shown, rank = inputs.described(file, mapping(raw), ""), inputs.rank_of(raw)
-    yield Slot(field.argument, shown, needed, rank)
+    schema, rank = inputs.describe_schema(file, mapping(raw), ""), inputs.rank_of(raw)
+    yield Slot(field.argument, schema, needed, rank)
     kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
     media_type = {"type": "string", "pattern": MEDIA_TYPE_PATTERN}
-    for argument, said, about in (
+    for argument, item, words in (
         (field.file_name_argument, {"type": "string"}, f"File name of {field.argument}."),
         (field.content_type_argument, media_type, f"Media type of {field.argument}{kinds}."),
     ):
         if argument is not None:
-            naming = {**_each(said, several), "description": about}
-            yield Slot(argument, naming, False, rank)
+            yield Slot(argument, {**_list_if(item, is_list), "description": words}, False, rank)
 
 
-def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
-    return {"type": "array", "items": schema} if several else schema
+def _list_if(schema: dict[str, Any], is_list: bool) -> dict[str, Any]:
+    return {"type": "array", "items": schema} if is_list else schema
 
 
 def _file_schema(document: Document, raw: Any, part_type: str) -> Mapping[str, Any] | None:
-    """What is said of a file, or of each in a list; None where the part is no file."""
-    found = _without_null(document, raw)
-    if _kind_of(found) == "array":
-        found = _without_null(document, found.get("items"))
-    return found if _is_file(document, found, part_type) else None
+    """The schema of a file, or of each file in a list; None where the part is no file."""
+    schema = _without_null(document, raw)
+    if _kind_of(schema) == "array":
+        schema = _without_null(document, schema.get("items"))
+    return schema if _is_file(document, schema, part_type) else None
 
 
 def _without_null(document: Document, raw: Any) -> Mapping[str, Any]:
-    """A schema; of one that says "this or null", or names its only part, that part."""
-    found = document.find(raw)
-    choices = next((found[word] for word in ("anyOf", "oneOf", "allOf") if word in found), ())
+    """The schema; if it says "this or null", or has one part only, that part."""
+    schema = document.find(raw)
+    choices = next((schema[key] for key in ("anyOf", "oneOf", "allOf") if key in schema), ())
     parts = [each for each in map(document.find, sequence(choices)) if _kind_of(each) != "null"]
-    return parts[0] if len(parts) == 1 and "type" not in found else found
+    return parts[0] if len(parts) == 1 and "type" not in schema else schema
 
 
 def _kind_of(schema: Mapping[str, Any]) -> Any:
-    """The type of what it describes, if it is not null."""
-    kinds = [each for each in sequence(schema.get("type")) if each != "null"]
+    """The type that a schema has beside null."""
+    kinds = [kind for kind in sequence(schema.get("type")) if kind != "null"]
     return kinds[0] if len(kinds) == 1 else schema.get("type")
 
 
 def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
     try:
-        found = _without_null(document, document.resolve(raw))
+        schema = _without_null(document, document.resolve(raw))
     except Unusable:
-        return False  # nobody knows
-    if found.get("type") == "file" or found.get("format") == "binary":
+        return False  # its reference leads nowhere
+    if schema.get("type") == "file" or schema.get("format") == "binary":
         return True
-    media, kind = text_of(found.get("contentMediaType")), _kind_of(found)
-    if not media and kind in (None, "string") and "format" not in found:
-        media = part_type  # as OpenAPI 3.1 writes it, which has no `binary`
-    return bool(media) and "contentEncoding" not in found and media_kind(media) == "octets"
+    media, kind = text_of(schema.get("contentMediaType")), _kind_of(schema)
+    if not media and kind in (None, "string") and "format" not in schema:
+        media = part_type  # OpenAPI 3.1 has no `binary`: the part's media type tells
+    return bool(media) and "contentEncoding" not in schema and media_kind(media) == "octets"
 
 
 # --- everything else ------------------------------------------------------------------------------
 
 
-def _whole(around: Surroundings, body: Content) -> Taken:
+def _plan_whole(around: Surroundings, body: Content) -> BodyPlan:
     media_type, required = sendable(body.media_type), _is_required(body)
     if _is_empty(around, body):
         needed = required and around.method not in _READING
-        return Taken(Body(media_type, required=True) if needed else None)
+        return BodyPlan(Body(media_type, required=True) if needed else None)
     argument = around.names.take("body", "body")
     schema = around.schemas.translate(body.schema)
     if media_kind(body.media_type) != "json":
         schema = {**mapping(schema), "type": "object"}  # a form's fields are its properties
-    schema = inputs.described(schema, body.raw, argument)
-    injected = inputs.injected_as(around.source, "body", "body", argument)
-    taken = Body(media_type, whole=injected or argument, required=required)
+    schema = inputs.describe_schema(schema, body.raw, argument)
+    injected = inputs.injected_name(around.source, "body", "body", argument)
+    plan = Body(media_type, whole=injected or argument, required=required)
     if injected is not None:
-        return Taken(taken)
+        return BodyPlan(plan)
     rank = inputs.rank_of(body.raw)
-    return Taken(taken, [Slot(argument, schema, required, rank, body.schema)])
+    return BodyPlan(plan, [Slot(argument, schema, required, rank, body.schema)])
 
 
 def _is_empty(around: Surroundings, body: Content) -> bool:
-    """Some write an object without properties for "no body", Stripe on every GET."""
+    """Whether an object without properties means "no body", as on every GET of Stripe."""
     try:
-        found = around.document.resolve(body.schema)
+        schema = around.document.resolve(body.schema)
     except Unusable:
         return False
-    if not is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *DYNAMIC_SCHEMAS}:
+    if not is_object(schema) or set(schema) & {"allOf", "oneOf", "anyOf", *DYNAMIC_SCHEMAS}:
         return False
-    if mapping(found.get("properties")) or found.get("additionalProperties", False) is not False:
+    if mapping(schema.get("properties")) or schema.get("additionalProperties", False) is not False:
         return False
     if media_kind(body.media_type) != "json":
-        return bool(found.keys() & {"type", "properties"})  # else it may be any form
+        return bool(schema.keys() & {"type", "properties"})  # else it may be any form
     return around.method in _READING and not _is_required(body)
 
 
-def _opaque(around: Surroundings, body: Content) -> Taken:
+def _plan_opaque(around: Surroundings, body: Content) -> BodyPlan:
     """A body that is sent as it is given; an object in XML or YAML is written out as such."""
     argument = around.names.take("body", "body")
     binary, required = media_kind(body.media_type) == "octets", _is_required(body)
@@ -354,39 +354,39 @@ def _opaque(around: Surroundings, body: Content) -> Taken:
     if binary:
         plain["contentEncoding"] = "base64"
     words = f"The body, as {body.media_type}{' in base64' if binary else ''}."
-    schema = inputs.described({"description": words, **plain}, body.raw, argument)
-    taken = Body(
+    schema = inputs.describe_schema({"description": words, **plain}, body.raw, argument)
+    plan = Body(
         sendable(body.media_type),
         whole=argument,
         binary=binary,
         required=required,
         xml=None if binary else _xml(around.document, body),
     )
-    return Taken(taken, [Slot(argument, schema, required, inputs.rank_of(body.raw))])
+    return BodyPlan(plan, [Slot(argument, schema, required, inputs.rank_of(body.raw))])
 
 
 def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:
     """How an object is written as XML; None for other media types."""
     if not content.media_type.partition(";")[0].strip().lower().endswith(("/xml", "+xml")):
         return None
-    named = text_of(mapping(content.schema).get("$ref")).rpartition("/")[2]
-    return {"name": named or "root", **_xml_layout(document, content.schema, 0)}
+    name = text_of(mapping(content.schema).get("$ref")).rpartition("/")[2]
+    return {"name": name or "root", **_xml_layout(document, content.schema, 0)}
 
 
 def _xml_layout(document: Document, schema: Any, level: int) -> dict[str, Any]:
     """The names and forms of a schema's elements, where they are not those of its properties."""
     with suppress(Unusable):
-        found = document.resolve(schema)
-        said = mapping(found.get("xml"))
-        layout: dict[str, Any] = {key: said.get(key) for key in ("attribute", "wrapped")}
-        layout |= {key: text_of(said.get(key)) for key in ("name", "prefix", "namespace")}
-        if level < MAX_LEVELS and (shape := shape_of(document, found)) is not None:
+        target = document.resolve(schema)
+        xml = mapping(target.get("xml"))
+        layout: dict[str, Any] = {key: xml.get(key) for key in ("attribute", "wrapped")}
+        layout |= {key: text_of(xml.get(key)) for key in ("name", "prefix", "namespace")}
+        if level < MAX_LEVELS and (shape := shape_of(document, target)) is not None:
             inner = {
                 name: _xml_layout(document, part, level + 1)
                 for name, part in shape.properties.items()
             }
             layout["properties"] = {name: part for name, part in inner.items() if part}
-        if level < MAX_LEVELS and "items" in found:
-            layout["items"] = _xml_layout(document, found["items"], level + 1)
+        if level < MAX_LEVELS and "items" in target:
+            layout["items"] = _xml_layout(document, target["items"], level + 1)
         return {key: value for key, value in layout.items() if value}
     return {}

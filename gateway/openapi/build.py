@@ -2,8 +2,8 @@
 
 Pure and synchronous: bytes in, a `Build` out, nothing fetched. An operation that can't be used is
 skipped with its reason and never fails the rest. A tool gets its name and its listed input last,
-when all others are known: names are told apart, and the largest inputs are cut down until a whole
-listing has its size.
+when all other tools are known: equal names get different suffixes, and the largest inputs are cut
+down until the whole listing has its size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.model import (
     without_constants,
 )
 from gateway.openapi import bundle, inputs, operations, repeated
-from gateway.openapi.bodies import Taken, chosen_content, taken_body
+from gateway.openapi.bodies import BodyPlan, choose_content, plan_body
 from gateway.openapi.document import (
     Document,
     Operation,
@@ -47,7 +47,7 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.inputs import Content, Raw, Slot, Surroundings
-from gateway.openapi.keywords import written
+from gateway.openapi.keywords import json_text
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Schemas
 from gateway.plain import forms_of
@@ -57,7 +57,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A tool but for its name and its input, which hang on those of others."""
+    """A tool without its name and its listed input: both depend on the other tools."""
 
     operation: Operation
     tool: Tool
@@ -90,18 +90,18 @@ class _Work:
     def __init__(self, document: Document, source: Source, marks: Marks) -> None:
         self.document, self.source, self.marks = document, source, marks
         self.plans: list[Plan] = []
-        self.hidden: list[Plan] = []  # what look-ups call, though it is not shown
+        self.hidden: list[Plan] = []  # operations that look-ups call, though they are not listed
         self.skipped: list[Skipped] = []
-        self.problems: dict[Problem, None] = {}  # what a person should know, each thing once
+        self.problems: dict[Problem, None] = {}  # for people to read, each once
         self.repeated: list[str] = []  # sentences that most descriptions have
-        self.place = ""  # the operation that is being looked at
+        self.place = ""  # method and path of the operation that is being planned
         self.answer_bytes = 0
         self.whole_bytes = 0
         self.base_url = operations.base_url_of(document, source)
         self.home = operations.home_of(document, source, self.base_url)
-        self.taken = Schemas(document, asked=True, report=self.note)
-        self.given = Schemas(document, asked=False, report=lambda severity, message: None)
-        self.provided = operations.sent_with_every_call(document, source)
+        self.input_schemas = Schemas(document, for_inputs=True, report=self.note)
+        self.answer_schemas = Schemas(document, for_inputs=False, report=lambda *_: None)
+        self.sent_always = operations.sent_with_every_call(document, source)
 
     def note(self, severity: Severity, message: str, where: str = "") -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -115,11 +115,11 @@ class _Work:
             self.note("warning", "it has no operations, so there are no tools", "paths")
         self.repeated = repeated.repeated_sentences(found, self.source)
         for operation in found:
-            self.take(operation)
-        plans, shared = self.said_once(self.newest())
-        plans = self.fitted(plans)
-        keys = self.checked_keys(plans)
-        tools, hidden = self.tools(plans), self.tools(self.fitted(self.hidden))
+            self.plan(operation)
+        plans, shared = self.share_words(self.drop_older())
+        plans = self.fit_inputs(plans)
+        keys = self.check_keys(plans)
+        tools, hidden = self.name_tools(plans), self.name_tools(self.fit_inputs(self.hidden))
         own_base_url = operations.base_url_of(self.document, replace(self.source, base_url=None))
         return Build(
             format=self.document.format,
@@ -130,7 +130,7 @@ class _Work:
             tools=tools,
             skipped=tuple(self.skipped),
             problems=(
-                *naming.unmatched(self.source, set(map(operations.name_for_globs, found))),
+                *naming.unmatched_patterns(self.source, set(map(operations.name_for_globs, found))),
                 *self.problems,
                 *naming.collisions(self.source.prefix, [plan.operation for plan in plans]),
             ),
@@ -141,8 +141,8 @@ class _Work:
             links_base=own_base_url if self.source.kind == "arm" else "",
         )
 
-    def take(self, operation: Operation) -> None:
-        """Plan one operation, or note why not."""
+    def plan(self, operation: Operation) -> None:
+        """Plans one operation, or notes why it is no tool."""
         if operation.problem:
             self.skip(operation, operation.problem, self.base_url)
             return
@@ -150,20 +150,20 @@ class _Work:
             self.document, operation, self.source, self.base_url
         )
         self.home = self.home or base_url
-        refused = operations.refusal(operation, self.marks, self.source, base_url)
-        if away := operations.elsewhere(self.source, self.home, base_url):
-            refused = Exclusion(away)
-        if refused is not None:
-            self.skip(operation, refused.reason, base_url)
-            if not refused.callable or operation.id not in self.marks.looked_up:
+        exclusion = operations.judge(operation, self.marks, self.source, base_url)
+        if reason := operations.foreign_host_reason(self.source, self.home, base_url):
+            exclusion = Exclusion(reason)
+        if exclusion is not None:
+            self.skip(operation, exclusion.reason, base_url)
+            if not exclusion.callable or operation.id not in self.marks.looked_up:
                 return
-        plan = self.tried(operation, partial(_plan, self, operation, base_url))
+        plan = self.attempt(operation, partial(_plan, self, operation, base_url))
         if isinstance(plan, Plan):
-            (self.plans if refused is None else self.hidden).append(plan)
-        elif refused is None:
+            (self.plans if exclusion is None else self.hidden).append(plan)
+        elif exclusion is None:
             self.skip(operation, plan, base_url)
 
-    def tried(self, operation: Operation, step: Callable[[], Plan]) -> Plan | str:
+    def attempt(self, operation: Operation, step: Callable[[], Plan]) -> Plan | str:
         """What a step makes of an operation, or the reason why it can't."""
         self.place = f"{operation.method} {operation.path}"
         try:
@@ -173,7 +173,7 @@ class _Work:
         except (RecursionError, orjson.JSONEncodeError):
             return "it is nested too deeply"
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            # The definition is anyone's writing: what we did not foresee costs one operation.
+            # Anyone may have written the definition: a case we did not foresee costs one operation.
             return f"not understandable ({type(error).__name__})"
 
     def skip(self, operation: Operation, reason: str, base_url: str) -> None:
@@ -189,11 +189,11 @@ class _Work:
             )
         )
 
-    def newest(self) -> list[Plan]:
-        """The plans without those of which a newer revision is there."""
+    def drop_older(self) -> list[Plan]:
+        """The plans of operations that have no newer revision in the definition."""
         if not self.marks.microsoft:
             return self.plans
-        old = operations.superseded([plan.operation for plan in self.plans])
+        old = operations.older_revisions([plan.operation for plan in self.plans])
         for index, newer in old.items():
             plan = self.plans[index]
             self.skip(plan.operation, f"an older revision of {newer}", plan.base_url)
@@ -201,43 +201,42 @@ class _Work:
                 self.hidden.append(plan)
         return [plan for index, plan in enumerate(self.plans) if index not in old]
 
-    def said_once(self, plans: Sequence[Plan]) -> tuple[list[Plan], list[str]]:
-        """The same without the words that many inputs share, and these words."""
-        whole = [(plan.tool, plan.input) for plan in plans]
-        schemas, shared = repeated.say_inputs_once(whole, self.source)
+    def share_words(self, plans: Sequence[Plan]) -> tuple[list[Plan], list[str]]:
+        """The plans without the words that many inputs share, and these words."""
+        whole_inputs = [(plan.tool, plan.input) for plan in plans]
+        schemas, shared = repeated.say_inputs_once(whole_inputs, self.source)
         pairs = zip(plans, schemas, strict=True)
         return [replace(plan, input=schema) for plan, schema in pairs], shared
 
-    def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
-        """The same with inputs as they are listed: all together within the size of a listing."""
+    def fit_inputs(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The plans with inputs as they are listed: together they have the size of a listing."""
         room = bundle.fair_share([plan.input_size for plan in plans])
-        found = []
+        fitting = []
         for plan in plans:
-            fitted = self.tried(plan.operation, partial(self.with_input, plan, room))
-            if isinstance(fitted, Plan):
-                found.append(fitted)
+            outcome = self.attempt(plan.operation, partial(self.with_input, plan, room))
+            if isinstance(outcome, Plan):
+                fitting.append(outcome)
             elif plan not in self.hidden:
-                self.skip(plan.operation, fitted, plan.base_url)
-        return found
+                self.skip(plan.operation, outcome, plan.base_url)
+        return fitting
 
     def with_input(self, plan: Plan, room: int) -> Plan:
-        text, complete = bundle.input_schema(plan.input, self.taken, self.note, room)
-        shown = without_constants(text)
-        whole = b"" if complete and shown is text else self.packed_whole(plan)
-        return replace(plan, tool=replace(plan.tool, input_schema=shown, whole_schema=whole))
+        text, complete = bundle.input_schema(plan.input, self.input_schemas, self.note, room)
+        listed = without_constants(text)
+        whole = b"" if complete and listed is text else self.pack_whole_input(plan)
+        return replace(plan, tool=replace(plan.tool, input_schema=listed, whole_schema=whole))
 
-    def packed_whole(self, plan: Plan) -> bytes:
+    def pack_whole_input(self, plan: Plan) -> bytes:
         """All of a tool's input, where more is known of it than is listed."""
-        whole = bundle.whole_input(plan.input, self.taken)
+        whole = bundle.whole_input(plan.input, self.input_schemas)
         packed = pack(whole) if whole else b""
         self.whole_bytes += len(packed)
         return packed if self.whole_bytes <= MAX_ANSWER_BYTES else b""
 
-    def checked_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
-        """The API keys that the definition declares; a word where the connection's does not fit."""
+    def check_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
+        """The API keys that the definition declares; warns where the connection's does not fit."""
         if self.source.auth_type == "none" and all(plan.tool.security for plan in plans) and plans:
-            asked = plans[0].tool.security
-            words = f"asks for {asked}; the connection has no auth"
+            words = f"asks for {plans[0].tool.security}; the connection has no auth"
             self.note("warning", words, "security")
         keys = operations.declared_keys(self.document, self.source)
         if self.source.auth_type == "api-key" and len(keys) > 1:
@@ -246,13 +245,13 @@ class _Work:
             self.note("warning", words, "security")
         return keys
 
-    def tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
-        given = self.source.given if self.source.names == "short" else None
-        wanted = [plan.operation for plan in plans]
-        names = naming.tool_names(self.source.prefix, wanted, given)
-        return tuple(self.tool(plan, name) for plan, name in zip(plans, names, strict=True))
+    def name_tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
+        current = self.source.given if self.source.names == "short" else None
+        planned = [plan.operation for plan in plans]
+        names = naming.tool_names(self.source.prefix, planned, current)
+        return tuple(self.name_tool(plan, name) for plan, name in zip(plans, names, strict=True))
 
-    def tool(self, plan: Plan, name: str) -> Tool:
+    def name_tool(self, plan: Plan, name: str) -> Tool:
         tool = replace(plan.tool, name=name, local_name=name.removeprefix(self.source.prefix))
         entry = _entry(tool, is_safe=plan.operation.raw.get("x-ms-safe-operation") is True)
         identity = naming.fingerprint(self.source, tool)
@@ -275,23 +274,23 @@ def _entry(tool: Tool, *, is_safe: bool) -> bytes:
 
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
-    declared, written_body = inputs.read_request(document, operation)
+    declared, raw_body = inputs.read_request(document, operation)
     override = operations.override_of(operation, source)
     access = operations.access_of(operation, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
-    path, listed = operations.called_path(operation, declared, microsoft=microsoft, arm=arm)
-    listed = [raw for raw in listed if _is_asked_for(work, raw, access)]
-    around = Surroundings(document, work.taken, source, work.note, operation.method)
-    sent, slots = inputs.parameter_slots(around, listed)
-    taken, body = Taken(None), chosen_content(document, written_body)
+    path, placed = operations.plan_path(operation, declared, microsoft=microsoft, arm=arm)
+    parameters = [raw for raw in placed if _is_input(work, raw, access)]
+    around = Surroundings(document, work.input_schemas, source, work.note, operation.method)
+    sent, slots = inputs.parameter_slots(around, parameters)
+    body_plan, body = BodyPlan(None), choose_content(document, raw_body)
     if body is not None:
-        taken = taken_body(around, body, tuple(slots))
-        slots.extend(taken.slots)
+        body_plan = plan_body(around, body, tuple(slots))
+        slots.extend(body_plan.slots)
     lookups = inputs.look_ups(document, slots, body.schema if body else None) if microsoft else b""
     if lookups:
         slots = [inputs.with_hint(document, slot) for slot in slots]
     contents = _answers(document, operation)
-    whole = _whole_input(slots, taken)
+    whole = _whole_input(slots, body_plan)
     tool = Tool(
         name="",
         local_name="",
@@ -311,8 +310,8 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
             base_url=base_url,
             path=path,
             parameters=tuple(sent),
-            body=taken.body,
-            accept=_accept(contents, listed),
+            body=body_plan.body,
+            accept=_accept(contents, parameters),
             idempotency_header=source.idempotency_header,
             headers_out=override.headers_out or (),
         ),
@@ -321,17 +320,17 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         lookups=lookups,
         security=operations.required_credentials(document, operation),
     )
-    return Plan(operation, tool, whole, bundle.input_size(whole, work.taken))
+    return Plan(operation, tool, whole, bundle.input_size(whole, work.input_schemas))
 
 
-def _is_asked_for(work: _Work, raw: Raw, access: Access) -> bool:
-    """Whether callers can give this, and the connection does not send it itself."""
-    place, name = raw["in"], inputs.folded(raw["in"], raw["name"])
+def _is_input(work: _Work, raw: Raw, access: Access) -> bool:
+    """Whether callers can give this parameter, and the connection does not send it itself."""
+    place, name = raw["in"], inputs.fold_name(raw["in"], raw["name"])
     if place == "header" and not _HEADER_NAME.fullmatch(name):
         work.note("warning", f"no header can be called {name!r}: it is never sent")
         return False
     token = (work.source.idempotency_header or "").lower() if access != "read" else ""
-    return (place, name) not in work.provided and (place, name) != ("header", token)
+    return (place, name) not in work.sent_always and (place, name) != ("header", token)
 
 
 def _risk(operation: Operation, access: Access) -> Risk:
@@ -339,7 +338,7 @@ def _risk(operation: Operation, access: Access) -> Risk:
     return "high" if not_for_agents else RISK_OF_ACCESS[access]
 
 
-def _whole_input(slots: Sequence[Slot], taken: Taken) -> bytes:
+def _whole_input(slots: Sequence[Slot], body: BodyPlan) -> bytes:
     ordered = sorted(slots, key=lambda slot: slot.rank)
     root: dict[str, Any] = {
         "type": "object",
@@ -347,16 +346,16 @@ def _whole_input(slots: Sequence[Slot], taken: Taken) -> bytes:
     }
     if required := [slot.argument for slot in ordered if slot.required]:
         root["required"] = required
-    root |= {"additionalProperties": False, **taken.keywords}
-    return written(root)
+    root |= {"additionalProperties": False, **body.keywords}
+    return json_text(root)
 
 
-def _accept(contents: Sequence[Content], listed: Sequence[Raw]) -> str:
-    """The header, unless the caller has a say in it: one that the definition allows."""
+def _accept(contents: Sequence[Content], parameters: Sequence[Raw]) -> str:
+    """The Accept header: our choice, unless a parameter of this name allows only others."""
     types = [content.media_type for content in contents]
     json = next((kind for kind in types if media_kind(kind) == "json" and "*" not in kind), None)
     own = json or ", ".join(types[:5]) or "application/json"
-    for header in (raw for raw in listed if raw["name"] == "Accept"):
+    for header in (raw for raw in parameters if raw["name"] == "Accept"):
         allowed = [kind for kind in sequence(header.get("enum")) if isinstance(kind, str)]
         default = text_of(header.get("default")).strip()
         return default or (own if own in allowed or not allowed else allowed[0])
@@ -366,9 +365,10 @@ def _accept(contents: Sequence[Content], listed: Sequence[Raw]) -> str:
 def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
     if work.answer_bytes > MAX_ANSWER_BYTES:
         return None  # a comfort that is not worth more
+    schemas = work.answer_schemas
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":
-            answer = bundle.output_schema(written(work.given.translate(content.schema)), work.given)
+            answer = bundle.output_schema(json_text(schemas.translate(content.schema)), schemas)
             work.answer_bytes += len(answer or b"")
             return answer
     return None

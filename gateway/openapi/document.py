@@ -1,10 +1,10 @@
 """Bytes of unknown origin become one document whose references can be followed.
 
-JSON is tried first; what is almost JSON (trailing commas, raw control characters) the YAML reader
-takes. Encodings other than UTF-8 occur in real definitions: a byte order mark decides, then
+JSON is tried first; the YAML reader takes texts that are almost JSON (trailing commas, raw control
+characters). Encodings other than UTF-8 occur in real definitions: a byte order mark decides, then
 Windows-1252. References are looked up in this document only: nothing is ever fetched. Size is not
-judged here but for YAML's aliases, which let a small text stand for a huge one: the process that
-reads has bounds on its memory and its time.
+checked here, since the reader process has bounds on its memory and its time; only YAML's aliases
+are, which let a small text stand for a huge one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Document:
     root: Mapping[str, Any]
     format: str
     swagger: bool
-    _found: dict[str, Any] = field(default_factory=dict)  # references resolved so far
+    _targets: dict[str, Any] = field(default_factory=dict)  # of references, as far as resolved
 
     def resolve(self, value: Any) -> Mapping[str, Any]:
         """The object that a value is or, through references, stands for."""
@@ -55,22 +55,22 @@ class Document:
         raise Unusable("references lead to each other in a circle")
 
     def find(self, value: Any) -> Mapping[str, Any]:
-        """The same, and an empty object where nothing is found."""
+        """The object that `resolve` gives; an empty one where a reference leads nowhere."""
         try:
             return self.resolve(value)
         except Unusable:
             return _EMPTY
 
     def target(self, reference: str) -> Any:
-        """What a local reference points at."""
-        if reference not in self._found:
+        """The value that a local reference points at."""
+        if reference not in self._targets:
             if not reference.startswith("#"):
                 raise Unusable(f"reference to another document is not followed: {reference[:200]}")
             value: Any = self.root
             for segment in reference.removeprefix("#/").split("/"):
                 value = _step(value, segment, reference)
-            self._found[reference] = value
-        return self._found[reference]
+            self._targets[reference] = value
+        return self._targets[reference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class Operation(Nameable):
 
     raw: Mapping[str, Any] = field(default_factory=dict)
     item: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""  # why it is none
+    problem: str = ""  # why it can't be used
 
 
 def open_document(definition: Mapping[str, Any], location: str = "") -> Document:
-    """The definition with its version made out; what 2.0 says of the API stands where 3 has it."""
+    """The definition with its version; what 2.0 has elsewhere stands where OpenAPI 3 has it."""
     swagger, openapi = (_version(definition.get(key)) for key in ("swagger", "openapi"))
     if swagger == "2.0":
         components = {
@@ -97,9 +97,9 @@ def open_document(definition: Mapping[str, Any], location: str = "") -> Document
         return Document(definition, "openapi-3.0", swagger=False)
     if openapi.startswith("3."):
         return Document(definition, "openapi-3.1", swagger=False)
-    found = f"version {swagger or openapi} " if swagger or openapi else "no version "
+    version = f"version {swagger or openapi} " if swagger or openapi else "no version "
     raise DefinitionUnreadable(
-        f'Not an OpenAPI definition we know: {found}at "swagger" or "openapi".',
+        f'Not an OpenAPI definition we know: {version}at "swagger" or "openapi".',
         'Swagger 2.0 ("swagger": "2.0") and OpenAPI 3.0 and 3.1 ("openapi": "3.…") are read.',
     )
 
@@ -115,28 +115,28 @@ def _swagger_address(root: Mapping[str, Any], location: str) -> str:
         return path or "/"
     origin = urlsplit(location)
     default = "http" if origin.scheme == "http" and origin.netloc == host else "https"
-    listed = sequence(root.get("schemes")) or [default]
-    scheme = next((each for each in ("https", "http") if each in listed), listed[0])
+    schemes = sequence(root.get("schemes")) or [default]
+    scheme = next((each for each in ("https", "http") if each in schemes), schemes[0])
     return f"{scheme}://{host}/{path.lstrip('/')}"
 
 
 def find_operations(document: Document) -> list[Operation]:
-    """Every operation in document order, with those that can't be understood."""
-    found: list[Operation] = []
-    for path, written in mapping(document.root.get("paths")).items():
+    """Every operation in document order, also those that can't be understood."""
+    operations: list[Operation] = []
+    for path, entry in mapping(document.root.get("paths")).items():
         if not path.startswith("x-"):
-            found.extend(_operations_at(document, path, written))
-        if len(found) > MAX_OPERATIONS:
+            operations.extend(_operations_at(document, path, entry))
+        if len(operations) > MAX_OPERATIONS:
             raise DefinitionUnreadable(
                 f"The definition has more operations than {MAX_OPERATIONS:,}.",
                 "Split the definition, or serve only the part that is needed.",
             )
-    return found
+    return operations
 
 
-def _operations_at(document: Document, path: str, written: Any) -> Iterator[Operation]:
+def _operations_at(document: Document, path: str, entry: Any) -> Iterator[Operation]:
     try:
-        item = _path_item(document, written)
+        item = _path_item(document, entry)
     except Unusable as error:
         yield Operation(None, "", path, problem=str(error))
         return
@@ -145,21 +145,21 @@ def _operations_at(document: Document, path: str, written: Any) -> Iterator[Oper
             yield _operation(method.upper(), path, item[method], item)
 
 
-def _path_item(document: Document, written: Any) -> Mapping[str, Any]:
-    if not isinstance(written, dict):
+def _path_item(document: Document, entry: Any) -> Mapping[str, Any]:
+    if not isinstance(entry, dict):
         raise Unusable("the path item is not an object")
-    if "$ref" not in written:
-        return written
-    target = document.resolve(written)
-    return {**target, **{key: value for key, value in written.items() if key != "$ref"}}
+    if "$ref" not in entry:
+        return entry
+    target = document.resolve(entry)
+    return {**target, **{key: value for key, value in entry.items() if key != "$ref"}}
 
 
 def _operation(method: str, path: str, raw: Any, item: Mapping[str, Any]) -> Operation:
     if not isinstance(raw, dict):
         return Operation(None, method, path, problem="the operation is not an object")
     name = text_of(raw.get("operationId"))
-    known = name.strip() and len(name) <= MAX_WIRE_NAME
-    return Operation(name if known else None, method, path, raw, item)
+    is_usable = name.strip() and len(name) <= MAX_WIRE_NAME
+    return Operation(name if is_usable else None, method, path, raw, item)
 
 
 def _step(value: Any, segment: str, reference: str) -> Any:
@@ -174,19 +174,19 @@ def _step(value: Any, segment: str, reference: str) -> Any:
 
 def objects_in(root: Any) -> Iterator[Mapping[str, Any]]:
     """Every object once, though YAML's aliases share them."""
-    waiting, seen = [root], set[int]()
+    waiting, visited = [root], set[int]()
     while waiting:
         value = waiting.pop()
-        if isinstance(value, dict) and id(value) not in seen:
-            seen.add(id(value))
+        if isinstance(value, dict) and id(value) not in visited:
+            visited.add(id(value))
             yield value
             waiting.extend(value.values())
-        elif isinstance(value, list) and id(value) not in seen:
-            seen.add(id(value))
+        elif isinstance(value, list) and id(value) not in visited:
+            visited.add(id(value))
             waiting.extend(value)
 
 
-# --- what may be anything -------------------------------------------------------------------------
+# --- values of any type ---------------------------------------------------------------------------
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ def text_of(value: Any) -> str:
 
 
 def is_internal(raw: Mapping[str, Any]) -> bool:
-    """Microsoft's word for "not for people"; both spellings occur."""
+    """Whether Microsoft's mark says that people are not to see this; its case varies."""
     return text_of(raw.get("x-ms-visibility")).lower() == "internal"
 
 
@@ -246,23 +246,23 @@ _TAB_AFTER_BREAK = re.compile(r"(?m)^[ ]*\t[\t ]*")
 
 
 def read_definition(raw: bytes) -> dict[str, Any]:
-    """The definition itself, out of its encoding, its syntax and its wrapper."""
+    """The definition as JSON values, whatever its encoding, its syntax and its envelope."""
     value = _parse(raw)
     if not isinstance(value, dict):
         raise DefinitionUnreadable(
             f"The document is {_kind_of(value)}, not an OpenAPI definition.",
             "Give the address of the definition itself, in JSON or YAML.",
         )
-    return _unwrapped(value)
+    return _unwrap(value)
 
 
 def _parse(raw: bytes) -> Any:
-    """JSON if it is that; else YAML, which much of what is broken is."""
+    """The value of a text in JSON or, as much broken JSON can be read, in YAML."""
     if not raw.strip(b" \t\r\n\xef\xbb\xbf"):
         raise DefinitionUnreadable("The document is empty.")
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         return _read_json(raw)
-    text = _decoded(raw)
+    text = _decode(raw)
     with suppress(msgspec.DecodeError):
         return _read_json(text)
     try:
@@ -279,11 +279,11 @@ def _read_json(text: bytes | str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        # It also asks for twelve times the document's size, which may be more than a reader has.
+        # orjson may also fail for memory: it takes twelve times the document's size.
         return msgspec.json.decode(text)
 
 
-def _decoded(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return raw.decode("utf-16", "replace")
     try:
@@ -298,8 +298,8 @@ def _kind_of(value: Any) -> str:
     return "a list" if isinstance(value, list) else "a single value"
 
 
-def _unwrapped(value: dict[str, Any]) -> dict[str, Any]:
-    """Azure and Power Platform hand the Swagger out inside an envelope of their own."""
+def _unwrap(value: dict[str, Any]) -> dict[str, Any]:
+    """The definition, also where Azure or Power Platform put it into an envelope of their own."""
     properties = mapping(value.get("properties"))
     if "paths" in value:
         return value
@@ -334,9 +334,9 @@ def read_yaml(text: str) -> Any:
         return _Yaml(text).first_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = error.problem or error.context or "could not be read"
+        problem = error.problem or error.context or "could not be read"
         raise DefinitionUnreadable(
-            f"Not valid JSON or YAML: {what}{_place(mark) if mark else ''}.",
+            f"Not valid JSON or YAML: {problem}{_place(mark) if mark else ''}.",
             "Correct the definition at that place.",
         ) from error
     except yaml.YAMLError as error:
@@ -344,7 +344,7 @@ def read_yaml(text: str) -> Any:
 
 
 class _Yaml:
-    """The values of a stream of events; aliases are shared objects, and counted as if they weren't.
+    """The values of a stream of events; aliases share an object, but each counts with its nodes.
 
     The core schema of YAML 1.2 says what a plain scalar is.
     """
@@ -379,17 +379,17 @@ class _Yaml:
         return value
 
     def _object(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         while type(event := next(self._events)) is not yaml.MappingEndEvent:
             key = self._value(event, is_key=True)
             if not isinstance(key, str):
                 key = _key_text(key, event)
             value = self._value(next(self._events))
             if key == "<<" and isinstance(value, (dict, list)):
-                _merge(found, value)
+                _merge(entries, value)
             else:
-                found[key] = value
-        return found
+                entries[key] = value
+        return entries
 
     def _scalar(self, event: Any, is_key: bool) -> Any:
         text: str = event.value
@@ -424,17 +424,17 @@ def plain_scalar(text: str) -> Any:
 
 
 def _integer(text: str) -> int | float | str:
-    if len(text) > 40:  # nobody counts that far: some identifier
+    if len(text) > 40:  # no number is that long: it is an identifier
         return text
     value = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
     return value if -(2**63) <= value < 2**63 else float(value)
 
 
-def _merge(found: dict[str, Any], value: Any) -> None:
-    """YAML 1.2 dropped merge keys, writers of definitions did not. Keys already there win."""
+def _merge(entries: dict[str, Any], value: Any) -> None:
+    """Adds the entries of a merge key: YAML 1.2 has none, but definitions do. Older keys win."""
     for source in value if isinstance(value, list) else [value]:
         for key, item in mapping(source).items():
-            found.setdefault(key, item)
+            entries.setdefault(key, item)
 
 
 def _key_text(value: Any, event: Any) -> str:
@@ -443,9 +443,9 @@ def _key_text(value: Any, event: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _out_of_bounds(event: Any, what: str) -> DefinitionUnreadable:
+def _out_of_bounds(event: Any, problem: str) -> DefinitionUnreadable:
     return DefinitionUnreadable(
-        f"The definition can't be read: {what}{_place(event.start_mark)}.",
+        f"The definition can't be read: {problem}{_place(event.start_mark)}.",
         "Use a smaller or simpler definition.",
     )
 

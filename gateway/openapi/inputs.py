@@ -1,11 +1,11 @@
 """What an operation takes and gives, in one plain form for Swagger 2.0, OpenAPI 3.0 and 3.1.
 
-Everything version-specific about where things stand ends here: parameters come out merged,
-resolved and as OpenAPI 3 writes them, form fields of 2.0 as an object schema.
+All differences between the versions end here: parameters come out merged, resolved and as OpenAPI 3
+writes them, form fields of 2.0 as an object schema.
 
-A tool takes all inputs in one flat object, so names that clients can't spell are mended and names
-that would meet are told apart: `name` stays where it is first needed (path, query, header, cookie,
-body in this order), a later one says where it goes: `query_name`, `body_name`. Rules for look-ups
+A tool takes all inputs in one flat object, so names that clients can't spell are mended and equal
+names become different: the first input called `name` (in the order path, query, header, cookie,
+body) keeps it, a later one says where it goes: `query_name`, `body_name`. Rules for look-ups
 (Microsoft's dynamic values and schemas) go along with the tool, word for word; the model only reads
 that there is a look-up and which other inputs it needs first.
 """
@@ -33,12 +33,12 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.keywords import DYNAMIC_SCHEMAS, written
+from gateway.openapi.keywords import DYNAMIC_SCHEMAS, json_text
 from gateway.openapi.schema import Report, Schema, Schemas, drop_echo
 
 Raw = Mapping[str, Any]
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
-# What a request has anyway is spelled in one way, so that a parameter can take its place.
+# The headers that every request has: spelled in one way, so that a parameter can replace them.
 _SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
 _PLACES: tuple[Place, ...] = get_args(Place)
 _COLLECTION_STYLES: Mapping[str, Style] = {
@@ -57,21 +57,21 @@ class Content:
     media_type: str
     schema: Any
     encoding: Raw
-    raw: Raw  # what is written around it
+    raw: Raw  # the request body or the answer that this content belongs to
 
 
 def read_request(document: Document, operation: Operation) -> tuple[list[Raw], Raw]:
     """The parameters outside the body, and the body ({}: none), both as OpenAPI 3 writes them."""
-    listed, body = _parameters(document, operation), operation.raw.get("requestBody")
+    parameters, body = _parameters(document, operation), operation.raw.get("requestBody")
     ignored = OWN_HEADERS if document.swagger else OWN_HEADERS | _IGNORED_HEADERS
     if document.swagger:
-        listed, body = _from_swagger(document, operation, listed)
-    found: list[Raw] = [
+        parameters, body = _from_swagger(document, operation, parameters)
+    outside: list[Raw] = [
         {**raw, "name": _SPELLED.get(_header_name(raw), raw["name"])}
-        for raw in listed
+        for raw in parameters
         if raw["in"] in _PLACES and _header_name(raw) not in ignored
     ]
-    return found, {} if body is None else document.resolve(body)
+    return outside, {} if body is None else document.resolve(body)
 
 
 def _parameters(document: Document, operation: Operation) -> list[Raw]:
@@ -99,7 +99,7 @@ def _header_name(raw: Raw) -> str:
 
 
 def media_entries(raw: Raw) -> Iterator[tuple[str, Any]]:
-    """What is written for each media type."""
+    """The media types that a definition lists, each with its content."""
     entries = mapping(raw.get("content")).items()
     return ((kind, media) for kind, media in entries if len(kind) <= limits.MAX_WIRE_NAME)
 
@@ -108,8 +108,8 @@ def contents_of(document: Document, raw: Raw) -> tuple[Content, ...]:
     """The body of a request or an answer in each media type it may have."""
     return tuple(
         Content(media_type, media.get("schema"), mapping(media.get("encoding")), raw)
-        for media_type, written in media_entries(raw)
-        for media in (document.find(written),)
+        for media_type, entry in media_entries(raw)
+        for media in (document.find(entry),)
     )
 
 
@@ -117,17 +117,17 @@ def contents_of(document: Document, raw: Raw) -> tuple[Content, ...]:
 
 
 def _from_swagger(
-    document: Document, operation: Operation, listed: Sequence[Raw]
+    document: Document, operation: Operation, parameters: Sequence[Raw]
 ) -> tuple[list[Raw], Raw | None]:
-    """Parameters as OpenAPI 3 writes them, and the body that some of them are."""
-    bodies = [raw for raw in listed if raw["in"] == "body"]
-    fields = [_styled(raw) for raw in listed if raw["in"] == "formData"]
+    """Parameters as OpenAPI 3 writes them, and the body that some of them make up."""
+    bodies = [raw for raw in parameters if raw["in"] == "body"]
+    fields = [_restyle(raw) for raw in parameters if raw["in"] == "formData"]
     if len(bodies) > 1 or (bodies and fields):
         raise Unusable("it has more than one body")
-    announced = [raw for raw in listed if _header_name(raw) == "content-type"]
-    types = [kind for raw in announced if (kind := text_of(raw.get("default")).strip())][:1]
+    type_headers = [raw for raw in parameters if _header_name(raw) == "content-type"]
+    types = [kind for raw in type_headers if (kind := text_of(raw.get("default")).strip())][:1]
     types = types or media_types(document, operation, "consumes")
-    others = [_styled(raw) for raw in listed if not (fields and raw in announced)]
+    others = [_restyle(raw) for raw in parameters if not (fields and raw in type_headers)]
     if fields:
         return others, _form(fields, types)
     if not bodies:
@@ -136,8 +136,8 @@ def _from_swagger(
     return others, {**bodies[0], "content": dict.fromkeys(types or ["*/*"], media)}
 
 
-def _styled(raw: Raw) -> Raw:
-    """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
+def _restyle(raw: Raw) -> Raw:
+    """A parameter of 2.0, which describes its values beside its name, as one of OpenAPI 3."""
     own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
     collection = str(raw.get("collectionFormat"))
     plain = "simple" if raw["in"] in ("path", "header") else "form"
@@ -163,8 +163,8 @@ def _form(fields: Sequence[Raw], types: Sequence[str]) -> Raw:
 def media_types(document: Document, operation: Operation, key: str) -> list[str]:
     """The media types of 2.0, the operation's own over the document's."""
     own = operation.raw.get(key)
-    listed = own if isinstance(own, list) else document.root.get(key)
-    return [kind for kind in sequence(listed) if isinstance(kind, str)]
+    types = own if isinstance(own, list) else document.root.get(key)
+    return [kind for kind in sequence(types) if isinstance(kind, str)]
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -185,44 +185,42 @@ class Slot:
     argument: str
     schema: Schema
     required: bool
-    rank: int = 1  # what matters most to people comes first
-    raw: Any = None  # as the definition writes it
+    rank: int = 1  # inputs are listed in this order: what matters most to people first
+    raw: Any = None  # the parameter or schema as the definition writes it
 
 
 class ArgumentNames:
-    """The names one tool's arguments have taken so far; case alone does not tell two apart."""
+    """The names that one tool's arguments have by now; two must differ in more than case."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def take(self, wire_name: str, place: str) -> str:
-        """A name for what the wire calls so, unlike any taken before."""
+        """An argument name for this name on the wire, different from all taken before."""
         if len(self._taken) > limits.MAX_WIDTH:
             raise Unusable(f"it has more than {limits.MAX_WIDTH:,} inputs")
-        wanted = (
-            _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[: limits.MAX_TOOL_NAME] or place
-        )
-        name, turn = wanted, 1
+        base = _OUTSIDE.sub("_", _spell_out(wire_name)).strip("_")[: limits.MAX_TOOL_NAME] or place
+        name, turn = base, 1
         if name.lower() in self._taken:
-            name = wanted = f"{place}_{wanted}"[: limits.MAX_TOOL_NAME]
+            name = base = f"{place}_{base}"[: limits.MAX_TOOL_NAME]
         while name.lower() in self._taken:
             turn += 1
-            name = f"{wanted[: limits.MAX_TOOL_NAME - 5]}_{turn}"
+            name = f"{base[: limits.MAX_TOOL_NAME - 5]}_{turn}"
         self._taken.add(name.lower())
         return name
 
 
-def _spelled_out(wire_name: str) -> str:
-    """`DateCreated<` and `DateCreated>` as words: the difference is all there is to them."""
+def _spell_out(wire_name: str) -> str:
+    """`DateCreated<` and `DateCreated>` with words: without them both would get the same name."""
     if "<" not in wire_name and ">" not in wire_name:
         return wire_name
     plain = _BRACKETED.sub(r" \1 ", wire_name)
-    return _COMPARED.sub(lambda found: _COMPARISONS[found[0]], plain)
+    return _COMPARED.sub(lambda match: _COMPARISONS[match[0]], plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the arguments of one operation are made with."""
+    """The context in which the arguments of one operation are made."""
 
     document: Document
     schemas: Schemas
@@ -233,24 +231,24 @@ class Surroundings:
 
 
 def parameter_slots(
-    around: Surroundings, listed: Sequence[Raw]
+    around: Surroundings, parameters: Sequence[Raw]
 ) -> tuple[list[Parameter], list[Slot]]:
     """How each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
     slots: list[Slot] = []
-    for raw in sorted(listed, key=lambda raw: _PLACES.index(raw["in"])):
+    for raw in sorted(parameters, key=lambda raw: _PLACES.index(raw["in"])):
         refuse_callback(raw)
         name, place = raw["name"], raw["in"]
         media_type, media = next(media_entries(raw), (None, raw))
         schema, required = mapping(media).get("schema", {}), is_required(raw)
         default = raw.get("default", around.document.find(schema).get("default"))
-        # Nobody is asked for what is internal; a look-up may give it where there is no default.
+        # Callers are not asked for what is internal; without a default, a look-up may give it.
         hidden = is_internal(raw) and (default is not None or not required)
         argument = (
             name if hidden else around.names.take(raw.get("x-gateway-argument") or name, place)
         )
-        injected = injected_as(around.source, place, name, argument)
-        if injected is None and leaves_out(around, name, place):
+        injected = injected_name(around.source, place, name, argument)
+        if injected is None and is_left_out(around, name, place):
             continue
         if hidden:
             sent.append(_parameter(raw, media_type, None, default))
@@ -286,8 +284,8 @@ def _parameter(
     )
 
 
-def leaves_out(around: Surroundings, name: str, place: str) -> bool:
-    """Whether this could make the request another one, and so is not asked for; a word if so."""
+def is_left_out(around: Surroundings, name: str, place: str) -> bool:
+    """Whether an input is left out, with a warning: it could make the request another one."""
     if not may_reroute(name, place):
         return False
     words = "it could make the request another one; `inject` it if the API needs it"
@@ -296,22 +294,22 @@ def leaves_out(around: Surroundings, name: str, place: str) -> bool:
 
 
 def refuse_callback(raw: Raw) -> None:
-    """Raise Unusable for an address that Microsoft's designer gives: nobody here can be called."""
+    """Raises Unusable for a callback address, which Microsoft's designer gives and we can't."""
     if raw.get("x-ms-notification-url") is True:
         raise Unusable("it needs a callback address (webhook)")
 
 
-def folded(place: str, name: str) -> str:
-    """The name as it is compared: headers know no case."""
+def fold_name(place: str, name: str) -> str:
+    """The name as it is compared: the case of a header does not matter."""
     return name.lower() if place == "header" else name
 
 
-def injected_as(source: Source, place: str, wire_name: str, argument: str) -> str | None:
-    """The name under which the connection fills this in itself, so that nobody is asked for it."""
+def injected_name(source: Source, place: str, wire_name: str, argument: str) -> str | None:
+    """The name under which the connection fills an input in itself; None: callers give it."""
     if not source.inject:
         return None
-    names = {folded(place, name) for name in (wire_name, argument)}
-    return next((name for name in source.inject if folded(place, name) in names), None)
+    names = {fold_name(place, name) for name in (wire_name, argument)}
+    return next((name for name in source.inject if fold_name(place, name) in names), None)
 
 
 def rank_of(raw: Any) -> int:
@@ -327,19 +325,19 @@ def slot_of(
     required: bool,
     never_empty: Collection[str] = (),
 ) -> Slot:
-    """The input for what is written so; a value of these types that is empty is not sent at all."""
-    found = described(around.schemas.translate(schema), mapping(raw), argument)
-    if required and isinstance(found, dict):
-        said = around.document.find(schema)
-        kind = str(said.get("type", "string"))
-        is_listed = kind == "string" and "enum" in said
-        if kind in never_empty and not is_listed and not said.get(_LEAST[kind]):
-            found[_LEAST[kind]] = 1
-    return Slot(argument, found, required, rank_of(raw), raw)
+    """The input for a parameter or property; a type in `never_empty` is not sent when empty."""
+    described = describe_schema(around.schemas.translate(schema), mapping(raw), argument)
+    if required and isinstance(described, dict):
+        target = around.document.find(schema)
+        kind = str(target.get("type", "string"))
+        is_choice = kind == "string" and "enum" in target
+        if kind in never_empty and not is_choice and not target.get(_LEAST[kind]):
+            described[_LEAST[kind]] = 1
+    return Slot(argument, described, required, rank_of(raw), raw)
 
 
-def described(schema: Schema, raw: Raw, argument: str) -> Schema:
-    """The schema with what the parameter around it says in words."""
+def describe_schema(schema: Schema, raw: Raw, argument: str) -> Schema:
+    """The schema with the title and the description of the parameter around it."""
     if isinstance(schema, bool):
         return schema
     result = dict(schema)
@@ -357,41 +355,41 @@ VALUES = ("x-ms-dynamic-values", "x-ms-dynamic-list", "x-ms-dynamic-tree")
 
 
 def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
-    """The rules by argument, "" for those of a body that was taken apart; b"" if there are none."""
+    """The rules by argument, "" for those of a body whose properties are arguments; b"": none."""
     rules = {slot.argument: found for slot in slots if (found := _rules(document, slot.raw))}
     if body is not None and (found := _rules(document, body)):
         rules.setdefault("body" if any(slot.raw is body for slot in slots) else "", found)
     if not rules:
         return b""
-    text = written(rules)
+    text = json_text(rules)
     return text if len(text) <= limits.MAX_SCHEMA_BYTES else b""
 
 
 def with_hint(document: Document, slot: Slot) -> Slot:
-    """The input, its description saying what can be looked up and what that depends on."""
+    """The input with a hint in its description: what can be looked up, and by which inputs."""
     rules = _rules(document, slot.raw)
     if not rules or not isinstance(slot.schema, dict):
         return slot
     tool = "lookup_values" if any(key in rules for key in VALUES) else "lookup_schema"
-    needed = sorted(set(_inputs(rules)))[:5]
+    needed = sorted(set(_rule_inputs(rules)))[:5]
     hint = f"({tool} knows more{', given ' + ', '.join(needed) if needed else ''}.)"
     words = f"{slot.schema.get('description', '')} {hint}".strip()
     return replace(slot, schema={**slot.schema, "description": words})
 
 
 def operation_ids(rules: Any) -> Iterator[str]:
-    """The operations that look-ups name, at whatever depth their form has them."""
-    found = (part.get("operationId") for part in objects_in(rules))
-    return (each for each in found if isinstance(each, str))
+    """The ids of the operations that look-ups name, at any depth."""
+    ids = (part.get("operationId") for part in objects_in(rules))
+    return (each for each in ids if isinstance(each, str))
 
 
 def _rules(document: Document, raw: Any) -> dict[str, Any]:
     try:
-        found = {**mapping(raw), **document.resolve(raw)} if raw else {}
+        whole = {**mapping(raw), **document.resolve(raw)} if raw else {}
     except Unusable:
         return {}
     keys = (*VALUES, *DYNAMIC_SCHEMAS)
-    rules = {key: found[key] for key in keys if isinstance(found.get(key), dict)}
+    rules = {key: whole[key] for key in keys if isinstance(whole.get(key), dict)}
     capability = text_of(mapping(rules.get("x-ms-dynamic-values")).get("capability"))
     picker = mapping(document.root.get("x-ms-capabilities")).get(capability)
     if capability and isinstance(picker, Mapping):
@@ -399,7 +397,7 @@ def _rules(document: Document, raw: Any) -> dict[str, Any]:
     return rules
 
 
-def _inputs(rules: Raw) -> Iterator[str]:
+def _rule_inputs(rules: Raw) -> Iterator[str]:
     """The other inputs that a rule's parameters name, old form and new."""
     for rule in rules.values():
         for argument in mapping(mapping(rule).get("parameters")).values():

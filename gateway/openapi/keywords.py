@@ -1,4 +1,4 @@
-"""JSON Schema keywords one by one: which are kept, what each may hold, what an object has of them.
+"""JSON Schema keywords: which are kept, what each may hold, and what they make of an object.
 
 OpenAPI's dialects differ from 2020-12 in a few keywords, and writers get many values wrong. A
 keyword with a value it may not have is left out: the schema then accepts more, never less. Whether
@@ -33,16 +33,16 @@ def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
 
 
 def mend_enum(result: dict[str, Any]) -> str:
-    """Leave only values in an enum that its own type allows; what was wrong with it, in words.
+    """Leaves only values in an enum that its own type allows; returns what was wrong, in words.
 
-    What no value fits says what a list's items are, or nothing: it is left out.
+    An enum without a fitting value is meant for the list's items, or means nothing: it goes.
     """
     values, types = result["enum"], types_of(result)
-    fitting = [value for value in (mended(each, types) for each in values) if _is_any(value, types)]
+    fitting = [v for v in (mend_value(value, types) for value in values) if _is_of_any(v, types)]
     if fitting:
         result["enum"] = list({orjson.dumps(value): value for value in fitting}.values())
-        others = [each for each in values if each is not None and not _is_any(each, types)]
-        return f"values of an enum do not have its type: {others!s:.100}" if others else ""
+        wrong = [value for value in values if value is not None and not _is_of_any(value, types)]
+        return f"values of an enum do not have its type: {wrong!s:.100}" if wrong else ""
     del result["enum"]
     items = result.get("items", {})
     if "array" in types and isinstance(items, dict) and not items.keys() & {"enum", "$ref"}:
@@ -52,31 +52,31 @@ def mend_enum(result: dict[str, Any]) -> str:
     return f"no value of an enum has its type: {values!s:.100}"
 
 
-def mended(value: Any, types: Sequence[str]) -> Any:
-    """The value in one of these types: writers of YAML forget quotes, others set too many."""
-    if _is_any(value, types):
+def mend_value(value: Any, types: Sequence[str]) -> Any:
+    """The value in one of these types: some definitions lack quotes, others have too many."""
+    if _is_of_any(value, types):
         return value
     if type(value) in (int, float, bool) and "string" in types:
         return str(value).lower()  # true, 1e5
     if isinstance(value, str):
         with suppress(orjson.JSONDecodeError):
             read = orjson.loads(value)
-            return read if _is_any(read, types) else value
+            return read if _is_of_any(read, types) else value
     return value
 
 
-def _is_any(value: Any, types: Sequence[str]) -> bool:
-    return not types or any(_is(value, kind) for kind in types)
+def _is_of_any(value: Any, types: Sequence[str]) -> bool:
+    return not types or any(_is_of_type(value, kind) for kind in types)
 
 
 def types_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types a value may have; none said: any."""
+    """The types a value may have; an empty list: any."""
     kind = schema.get("type")
-    listed = kind if isinstance(kind, list) else [kind]
-    return [each for each in listed if isinstance(each, str)]
+    kinds = kind if isinstance(kind, list) else [kind]
+    return [kind for kind in kinds if isinstance(kind, str)]
 
 
-def _is(value: Any, kind: str) -> bool:
+def _is_of_type(value: Any, kind: str) -> bool:
     if kind in ("integer", "number"):
         return type(value) is int or (
             type(value) is float and (kind == "number" or value.is_integer())
@@ -104,8 +104,8 @@ def _type(value: Any) -> Any:
     if isinstance(value, str):
         return value if value in _TYPES else None
     if isinstance(value, list):
-        known = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
-        return known if known and len(known) == len(value) else None
+        kinds = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
+        return kinds if kinds and len(kinds) == len(value) else None
     return None
 
 
@@ -163,7 +163,7 @@ def compiles(text: bytes) -> bool:
 
 
 def usable_pattern(pattern: str) -> str | None:
-    """The pattern, if an engine that never goes back can check it."""
+    """The pattern, if an engine that never backtracks can check it; else None."""
     if literal := _LITERAL.fullmatch(pattern):
         pattern = literal[1] if not literal[2] else ".*"
     return pattern if _is_linear(pattern) else None
@@ -182,17 +182,17 @@ def _compiles(schema: Any) -> bool:
     return True
 
 
-def joined(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
-    """Definitions are serialised once a document, so putting them together is joining bytes."""
+def join_defs(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
+    """A schema with its `$defs`: all are serialised already, so their bytes are joined."""
     if not definitions:
         return text
-    listed = b",".join(b'"%b":%b' % (name.encode(), part) for name, part in definitions.items())
+    entries = b",".join(b'"%b":%b' % (name.encode(), part) for name, part in definitions.items())
     comma = b"" if text == b"{}" else b","
-    return b'%b%b"$defs":{%b}}' % (text[:-1], comma, listed)
+    return b'%b%b"$defs":{%b}}' % (text[:-1], comma, entries)
 
 
-def written(value: Any) -> bytes:
-    """The JSON text of a value, to be kept: orjson's own takes four kilobytes at the least."""
+def json_text(value: Any) -> bytes:
+    """The JSON text of a value, to be kept: what orjson returns takes at least four kilobytes."""
     return bytes(memoryview(orjson.dumps(value)))
 
 
@@ -200,7 +200,7 @@ def stub_of(text: bytes) -> bytes:
     """A schema of which only the type is left: it accepts more, and needs nothing."""
     schema = orjson.loads(text)
     has_type = isinstance(schema, dict) and "type" in schema
-    return written({"type": schema["type"]} if has_type else {})
+    return json_text({"type": schema["type"]} if has_type else {})
 
 
 # --- what an object is made of --------------------------------------------------------------------
@@ -220,91 +220,91 @@ class Shape:
 
     properties: Mapping[str, Any]
     required: frozenset[str]
-    alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # of each, one set must be there
-    not_empty: bool = False  # one property at least
-    more: tuple[Any, ...] | None = ()  # what it says of other properties; None: there are none
-    of_all: bool = False  # it says of all properties together what can't be said of arguments
+    alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # one set of each must be given
+    not_empty: bool = False  # it has at least one property
+    others: tuple[Any, ...] | None = ()  # schemas of properties not named; None: it has no others
+    of_all: bool = False  # it has rules for all properties that can't be written for arguments
 
 
 def shape_of(document: Document, schema: Any) -> Shape | None:
-    """What an object consists of; None for what is not one, or can't be said of its properties."""
+    """What an object consists of; None if it is no object, or not described by properties."""
     try:
         parts = parts_of(document, schema)
         if not all(map(is_object, parts)):
             return None
         properties = _properties(document, parts)
-        for name, raw in _of_kinds(document, document.resolve(schema)).items():
+        for name, raw in _properties_of_kinds(document, document.resolve(schema)).items():
             properties.setdefault(name, raw)
     except Unusable:
         return None
-    required = frozenset().union(*(names_in(part) for part in parts))
+    required = frozenset().union(*(required_names(part) for part in parts))
     alternatives = tuple(
-        [names_in(each) for each in sequence(part[key])]
+        [required_names(choice) for choice in sequence(part[key])]
         for part in parts
         for key in ("anyOf", "oneOf")
         if part.get(key)
     )
-    more = _more(parts)
-    demanded = required.union(*(each for group in alternatives for each in group))
+    others = _other_properties(parts)
+    demanded = required.union(*(names for group in alternatives for names in group))
     for name in sorted(demanded):  # in the same order on every start
-        properties.setdefault(name, more[0] if more else True)  # named nowhere else
+        properties.setdefault(name, others[0] if others else True)  # named nowhere else
     if not properties or len(properties) > MAX_WIDTH:
         return None
-    at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
-    of_all = at_least > 1 or any(part.keys() & _OF_ALL for part in parts)
-    return Shape(properties, required, alternatives, at_least > 0, more, of_all)
+    least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
+    of_all = least > 1 or any(part.keys() & _OF_ALL for part in parts)
+    return Shape(properties, required, alternatives, least > 0, others, of_all)
 
 
 def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for part in parts:
         for name, raw in mapping(part.get("properties")).items():
-            properties[name] = _refined(properties[name], raw) if name in properties else raw
+            properties[name] = _refine(properties[name], raw) if name in properties else raw
         if any(key in part for key in DYNAMIC_SCHEMAS):
             properties.pop("dynamicProperties", None)  # the designer's placeholder
     return properties
 
 
-def _refined(base: Any, raw: Any) -> Any:
-    """A property that a part of an object says more of than another part did before."""
+def _refine(base: Any, raw: Any) -> Any:
+    """A property as one part of an object describes it over another part's description."""
     plain = isinstance(base, dict) and isinstance(raw, dict) and "$ref" not in {**base, **raw}
     return {**base, **raw} if plain and base != raw else raw
 
 
-def names_in(part: Mapping[str, Any]) -> frozenset[str]:
+def required_names(part: Mapping[str, Any]) -> frozenset[str]:
     """The names that a schema requires."""
     return frozenset(name for name in sequence(part.get("required")) if type(name) is str)
 
 
-def _more(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
-    """What is said of properties that have no name here; None where there are no others."""
-    said = [part[key] for part in parts for key in _OTHERS if key in part]
-    return None if False in said else tuple(each for each in said if isinstance(each, (dict, bool)))
+def _other_properties(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    """The schemas of properties that are not named; None where there are no others."""
+    schemas = [part[key] for part in parts for key in _OTHERS if key in part]
+    return None if False in schemas else tuple(s for s in schemas if isinstance(s, (dict, bool)))
 
 
 def parts_of(document: Document, schema: Any) -> list[Mapping[str, Any]]:
     """The schema and what its allOf adds, base first."""
-    waiting, seen = [schema], dict[int, Mapping[str, Any]]()
+    waiting, visited = [schema], dict[int, Mapping[str, Any]]()
     while waiting:
         part = document.resolve(waiting.pop())
-        if id(part) not in seen:
-            seen[id(part)] = part
+        if id(part) not in visited:
+            visited[id(part)] = part
             waiting.extend(sequence(part.get("allOf")))
-    return [*seen.values()][::-1]
+    return [*visited.values()][::-1]
 
 
-def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an object may have besides, if it says its kind: the properties of what extends it."""
-    found: dict[str, Any] = {}
+def _properties_of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The properties of the schemas that extend an object, if it has a discriminator."""
+    properties: dict[str, Any] = {}
     for part in _extending(document, base) if "discriminator" in base else ():
         for name, raw in mapping(part.get("properties")).items():
-            found[name] = raw if found.get(name, raw) == raw else _ANYTHING
-    return found
+            properties[name] = raw if properties.get(name, raw) == raw else _ANYTHING
+    return properties
 
 
 def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    named = mapping(mapping(document.root.get("components")).get("schemas"))
-    for schema in named.values():
+    schemas = mapping(mapping(document.root.get("components")).get("schemas"))
+    for schema in schemas.values():
         parts = sequence(mapping(schema).get("allOf"))
         extended = (part for part in parts if "$ref" in mapping(part))
         if any(document.find(part) is base for part in extended):

@@ -1,12 +1,12 @@
 """Which operations become tools, where each is called, and the reason for each that is no tool.
 
 First everything is filtered by its own marks and by configuration; only then the newest revision
-of each family is chosen among what is left, so that a newer revision nobody may use does not take
-an older one with it. Microsoft's marks are structural: nothing is guessed from names.
+of each family is chosen among what is left, so that a newer revision that nobody may use does not
+take an older one with it. Microsoft's marks are structural: nothing is guessed from names.
 
 Configuration says where an API is, else an operation's own server, else its path's, else the
-document's. Where calls carry secrets, all of them go to one host: a definition can't name another
-one for some operation to draw them out.
+document's. Where calls carry secrets, all of them go to one host: a definition can't draw the
+secrets out by naming another host for some operation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.model import (
     Place,
     Source,
 )
-from gateway.naming import cut, local_name, matching, override_for
+from gateway.naming import cut, find_pattern, local_name, override_for
 from gateway.openapi.document import (
     Document,
     Operation,
@@ -38,7 +38,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import VALUES, Raw, folded, is_required, operation_ids
+from gateway.openapi.inputs import VALUES, Raw, fold_name, is_required, operation_ids
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 
 _LOOK_UPS = (*VALUES, *DYNAMIC_SCHEMAS, "x-ms-capabilities")
@@ -77,13 +77,13 @@ def marks_of(document: Document) -> Marks:
     return Marks(True, frozenset(subscribing), frozenset(looked_up))
 
 
-def refusal(operation: Operation, marks: Marks, source: Source, base_url: str) -> Exclusion | None:
-    """Why the operation is no tool by its own marks or by configuration; None if it is one."""
-    return _configured(operation, source, base_url) or _marked(operation, marks)
+def judge(operation: Operation, marks: Marks, source: Source, base_url: str) -> Exclusion | None:
+    """Why the operation is no tool by its own marks or by configuration; None if it is a tool."""
+    return _judge_by_settings(operation, source, base_url) or _judge_by_marks(operation, marks)
 
 
 def name_for_globs(operation: Nameable) -> str:
-    """What configuration calls it by: its id, else the name made of method and path."""
+    """The operation's name in configuration: its id, else the name made of method and path."""
     return operation.id or local_name(operation)
 
 
@@ -98,21 +98,21 @@ def access_of(operation: Nameable, source: Source) -> Access:
     return override_of(operation, source).access or by_method
 
 
-def _configured(operation: Operation, source: Source, base_url: str) -> Exclusion | None:
+def _judge_by_settings(operation: Operation, source: Source, base_url: str) -> Exclusion | None:
     name = name_for_globs(operation)
-    if pattern := matching(name, source.exclude):
+    if pattern := find_pattern(name, source.exclude):
         return Exclusion(f"excluded by {pattern!r}")
     for path in {operation.path, operation.path.replace("/{connectionId}", "", 1)}:
         if pattern := blocked_by(source.blocklist, base_url, path):
             return Exclusion(f"its path is on the blocklist ({pattern})")
     if override_of(operation, source).access == "dangerous":
         return Exclusion("dangerous: never exposed")
-    if not matching(name, source.include):
+    if not find_pattern(name, source.include):
         return Exclusion("not among the included operations", callable=True)
     return None
 
 
-def _marked(operation: Operation, marks: Marks) -> Exclusion | None:
+def _judge_by_marks(operation: Operation, marks: Marks) -> Exclusion | None:
     raw = operation.raw
     if operation.method in ("OPTIONS", "TRACE"):
         return Exclusion(f"{operation.method} operations are not tools", callable=True)
@@ -144,38 +144,38 @@ def _texts(value: Any) -> Iterator[str]:
     return (text for text in sequence(value) if isinstance(text, str))
 
 
-def superseded(operations: Sequence[Operation]) -> dict[int, str]:
-    """By place in the list: those of which a newer revision is there, and its operation's id."""
-    found = [_revision(each) for each in operations]
-    annotated = {_revision(each)[0] for each in operations if _ANNOTATION in each.raw}
+def older_revisions(operations: Sequence[Operation]) -> dict[int, str]:
+    """The indexes of operations that have a newer revision in the list, each with that one's id."""
+    revisions = [_revision_of(each) for each in operations]
+    annotated = {_revision_of(each)[0] for each in operations if _ANNOTATION in each.raw}
     newest: dict[str, int] = {}
-    for index, (family, number) in enumerate(found):
-        if family not in newest or number > found[newest[family]][1]:
+    for index, (family, number) in enumerate(revisions):
+        if family not in newest or number > revisions[newest[family]][1]:
             newest[family] = index
     return {
         index: operations[newest[family]].id or ""
-        for index, (family, _) in enumerate(found)
+        for index, (family, _) in enumerate(revisions)
         if family and family in annotated and newest[family] != index
     }
 
 
-def _revision(operation: Operation) -> tuple[str, int]:
-    """Family and number that an operation says it has: else its id, and 1."""
+def _revision_of(operation: Operation) -> tuple[str, int]:
+    """The family and number that an operation declares; without a declaration its id, and 1."""
     annotation = mapping(operation.raw.get(_ANNOTATION))
     number = str(annotation.get("revision")).strip()
     family = text_of(annotation.get("family")) or operation.id or ""
     return family, int(number[:9]) if number.isdecimal() else 1
 
 
-# --- where it is ----------------------------------------------------------------------------------
+# --- base URLs ------------------------------------------------------------------------------------
 
 
 def base_url_of(document: Document, source: Source) -> str:
     """The definition's own base URL, or the configured one; "" if there is none."""
     if source.base_url:
         return source.base_url.rstrip("/")
-    listed = document.root.get("servers")
-    return _first_usable(listed if listed else [{"url": "/"}], source.location)
+    servers = document.root.get("servers")
+    return _first_url(servers if servers else [{"url": "/"}], source.location)
 
 
 def operation_base_url(
@@ -184,8 +184,8 @@ def operation_base_url(
     """The operation's base URL: its own server or its path's, unless one is configured."""
     if source.base_url:
         return default
-    for listed in (operation.raw.get("servers"), operation.item.get("servers")):
-        if listed and (url := _first_usable(listed, default + "/" if default else source.location)):
+    for servers in (operation.raw.get("servers"), operation.item.get("servers")):
+        if servers and (url := _first_url(servers, default + "/" if default else source.location)):
             return url
     return default
 
@@ -195,12 +195,12 @@ def home_of(document: Document, source: Source, default: str) -> str:
     return default if source.base_url or document.root.get("servers") else ""
 
 
-def elsewhere(source: Source, home: str, base_url: str) -> str | None:
+def foreign_host_reason(source: Source, home: str, base_url: str) -> str | None:
     """Why an operation at this base URL is no tool of a connection whose secrets are for `home`."""
     if not source.carries_secrets or _origin(home) == _origin(base_url):
         return None
-    there = urlsplit(base_url).netloc or "nowhere"
-    return f"its server ({there}) is not the one that the connection's credentials are for"
+    host = urlsplit(base_url).netloc or "nowhere"
+    return f"its server ({host}) is not the one that the connection's credentials are for"
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -209,7 +209,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, port
 
 
-def _first_usable(servers: Any, location: str) -> str:
+def _first_url(servers: Any, location: str) -> str:
     for server in sequence(servers):
         if url := _server_url(mapping(server), location):
             return url
@@ -219,7 +219,7 @@ def _first_usable(servers: Any, location: str) -> str:
 def _server_url(server: Mapping[str, Any], location: str) -> str:
     variables = mapping(server.get("variables"))
     url = _VARIABLE.sub(
-        lambda found: _default_of(mapping(variables.get(found[1])), found[0]),
+        lambda match: _default_of(mapping(variables.get(match[1])), match[0]),
         text_of(server.get("url")).strip(),
     )
     return _absolute(url, location)
@@ -231,7 +231,7 @@ def _default_of(variable: Mapping[str, Any], unknown: str) -> str:
 
 
 def _absolute(url: str, location: str) -> str:
-    """The URL against where the definition came from, "" unless it is plain http or https."""
+    """The URL as seen from where the definition came from, "" unless it is http or https."""
     try:
         joined = urljoin(location, url) if location.startswith(("http://", "https://")) else url
         parts = urlsplit(joined)
@@ -247,7 +247,7 @@ def _absolute(url: str, location: str) -> str:
 
 
 def sent_with_every_call(document: Document, source: Source) -> frozenset[tuple[str, str]]:
-    """Place and name of what the connection itself sends: nobody's to fill in."""
+    """Place and name of what the connection itself sends: no caller fills it in."""
     sent = {("header", name) for name in source.headers}
     keys = declared_keys(document, source)
     if source.auth_type == "api-key":
@@ -257,20 +257,20 @@ def sent_with_every_call(document: Document, source: Source) -> frozenset[tuple[
         sent.add(("header", "Authorization"))
     if source.kind == "arm":  # Azure holds what a connector asks for
         sent.update((place, name) for name, place in keys)
-    return frozenset((place, folded(place, name)) for place, name in sent)
+    return frozenset((place, fold_name(place, name)) for place, name in sent)
 
 
 def declared_keys(document: Document, source: Source) -> list[tuple[str, str]]:
     """Name and place of each API key of the definition that the connection's may be."""
     schemes = map(document.find, _schemes(document).values())
-    found = (
+    keys = (
         (text_of(scheme.get("name")), text_of(scheme.get("in")))
         for scheme in schemes
         if scheme.get("type") == "apiKey" and scheme.get("in") in ("header", "query", "cookie")
     )
     return [
         (name, place)
-        for name, place in dict.fromkeys(found)
+        for name, place in dict.fromkeys(keys)
         if source.auth_name in (None, name) and source.auth_in in (None, place)
     ]
 
@@ -278,11 +278,11 @@ def declared_keys(document: Document, source: Source) -> list[tuple[str, str]]:
 def required_credentials(document: Document, operation: Operation) -> str:
     """The credentials an operation asks for, always spelled the same: a change is a risk."""
     own = operation.raw.get("security")
-    listed = own if isinstance(own, list) else document.root.get("security")
+    alternatives = own if isinstance(own, list) else document.root.get("security")
     schemes = _schemes(document)
     spelled = {
         " and ".join(_words(document.find(schemes.get(name))) for name in sorted(mapping(each)))
-        for each in sequence(listed)
+        for each in sequence(alternatives)
     }
     return cut(" or ".join(sorted(each or "none" for each in spelled)), 1_000)
 
@@ -294,9 +294,9 @@ def _words(scheme: Mapping[str, Any]) -> str:
 
 def _addresses(scheme: Mapping[str, Any]) -> Iterator[str]:
     """Where tokens come from: an address that changed would get the client's secret."""
-    for each in (scheme, *mapping(scheme.get("flows")).values()):
+    for flow in (scheme, *mapping(scheme.get("flows")).values()):
         for key in ("tokenUrl", "authorizationUrl", "openIdConnectUrl"):
-            if address := text_of(mapping(each).get(key)):
+            if address := text_of(mapping(flow).get(key)):
                 yield cut(address, 200)
 
 
@@ -313,54 +313,54 @@ def _schemes(document: Document) -> Mapping[str, Any]:
 _CONNECTION = "{connectionId}"
 
 
-def called_path(
+def plan_path(
     operation: Operation, declared: Sequence[Raw], *, microsoft: bool, arm: bool
 ) -> tuple[str, list[Raw]]:
-    """The template to fill in, and the parameters that have a place."""
+    """The path template to fill in, and the parameters that have a place in the request."""
     path, _, query = operation.path.partition("#")[0].partition("?")
     if _is_microsofts(path, declared, microsoft, arm):
         path = path.replace(_CONNECTION, "", 1).replace("//", "/", 1)
-    listed, fixed = list(declared), dict[str, Raw]()
+    parameters, fixed = list(declared), dict[str, Raw]()
     for pair in query.split("&") if query else ():
         name, equals, value = pair.partition("=")
         wire = unquote_plus(name) if equals else name.strip("{}")
         if "{" in wire:
             raise Unusable("its path has a query (?) in which a name varies")
         if _VARIABLE.fullmatch(value if equals else name):
-            _move(listed, path, (value or name)[1:-1], "query", wire)
+            _move(parameters, path, (value or name)[1:-1], "query", wire)
         elif may_reroute(wire, "query"):
             raise Unusable(f"its path has {wire} in it, which makes it another request")
         elif "{" in pair:  # filled in where it stands, in the midst of other text
             for variable in _VARIABLE.findall(pair):
-                _move(listed, path, variable, "path", variable)
+                _move(parameters, path, variable, "path", variable)
             path += f"{'&' if '?' in path else '?'}{pair}"
         elif pair:
-            said = {"default": unquote_plus(value), "x-ms-visibility": "internal"}
-            fixed[wire] = {"name": wire, "in": "query", **said}
+            constant = {"default": unquote_plus(value), "x-ms-visibility": "internal"}
+            fixed[wire] = {"name": wire, "in": "query", **constant}
     _check_braces(path)
     variables = dict.fromkeys(_VARIABLE.findall(path))
-    known = {raw["name"] for raw in listed if raw["in"] == "path"}
-    found = [_undeclared(name, "path") for name in variables if name not in known]
-    for raw in listed:
-        gone = raw["in"] == "query" and raw["name"] in fixed
-        if not gone and (raw["in"] != "path" or raw["name"] in variables):
-            found.append(raw)
-    return path if path.startswith("/") else f"/{path}", [*found, *fixed.values()]
+    in_path = {raw["name"] for raw in parameters if raw["in"] == "path"}
+    placed = [_undeclared(name, "path") for name in variables if name not in in_path]
+    for raw in parameters:
+        is_fixed = raw["in"] == "query" and raw["name"] in fixed
+        if not is_fixed and (raw["in"] != "path" or raw["name"] in variables):
+            placed.append(raw)
+    return path if path.startswith("/") else f"/{path}", [*placed, *fixed.values()]
 
 
-def _move(listed: list[Raw], path: str, variable: str, place: Place, name: str) -> None:
+def _move(parameters: list[Raw], path: str, variable: str, place: Place, name: str) -> None:
     """Put a variable of the query where it belongs, wherever the definition thinks it is."""
-    known = ((variable, "path"), (variable, "query"), (name, "query"))
-    found = [index for index, raw in enumerate(listed) if (raw["name"], raw["in"]) in known]
+    spellings = ((variable, "path"), (variable, "query"), (name, "query"))
+    found = [i for i, raw in enumerate(parameters) if (raw["name"], raw["in"]) in spellings]
     if not found:
-        listed.append(_undeclared(name, place))
+        parameters.append(_undeclared(name, place))
         return
-    raw = listed[found[0]]
+    raw = parameters[found[0]]
     moved = {**raw, "name": name, "in": place, "required": is_required(raw)}
     if raw["in"] == "path" and place == "query" and f"{{{variable}}}" in path:
-        listed.append(moved)  # it is in both
+        parameters.append(moved)  # the variable is in the path and in the query
     else:
-        listed[found[0]] = moved
+        parameters[found[0]] = moved
 
 
 def _undeclared(name: str, place: Place) -> Raw:
@@ -368,11 +368,11 @@ def _undeclared(name: str, place: Place) -> Raw:
     return {"name": name, "in": place, "required": True, **text}
 
 
-def _is_microsofts(path: str, listed: Sequence[Raw], microsoft: bool, arm: bool) -> bool:
-    """A `connectionId` elsewhere than in front, or shown to people, is the API's own."""
+def _is_microsofts(path: str, parameters: Sequence[Raw], microsoft: bool, arm: bool) -> bool:
+    """Whether the path's `connectionId` is Microsoft's: in front, and not shown to people."""
     if not path.lstrip("/").startswith(_CONNECTION) or not (microsoft or arm):
         return False
-    declared = [raw for raw in listed if (raw["in"], raw["name"]) == ("path", "connectionId")]
+    declared = [raw for raw in parameters if (raw["in"], raw["name"]) == ("path", "connectionId")]
     return arm or not declared or is_internal(declared[0])
 
 

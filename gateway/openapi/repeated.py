@@ -1,9 +1,9 @@
 """Words that a definition repeats all over: said once for the connection, not in every tool.
 
-A sentence that most descriptions have says nothing of one operation; what is said of an optional
-parameter that many operations share is the same wherever it is met. Both go into the instructions
-of the build, which clients read once. What warns stays where it is, however many have it. So does
-all of a source that is not trusted: nobody is shown its instructions.
+A sentence that most descriptions have says nothing of one operation; the description of an optional
+parameter that many operations share is the same everywhere. Both go into the instructions of the
+build, which clients read once. A sentence that warns stays in every description that has it. So do
+all words of a source that is not trusted: clients are not shown its instructions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.limits import PREVIEW_CHARS, REPEATED_CHARS, REPEATED_OPERATIONS
 from gateway.model import Source, Tool
 from gateway.naming import sentences, words_for_model
 from gateway.openapi.document import Operation, mapping
-from gateway.openapi.keywords import written
+from gateway.openapi.keywords import json_text
 
 _WARNS = re.compile(
     "deprecat|obsolete|sunset|danger|destr|irrever|irrevoc|permanent|undone|caution|warning|careful"
@@ -32,8 +32,8 @@ def repeated_sentences(operations: Sequence[Operation], source: Source) -> list[
     """The sentences that more than half of the operations' descriptions have."""
     if source.trust != "trusted" or len(operations) < REPEATED_OPERATIONS:
         return []
-    said = (sentences(words_for_model(each.raw, source)) for each in operations)
-    counts = Counter(sentence for found in said for sentence in dict.fromkeys(found))
+    texts = (sentences(words_for_model(each.raw, source)) for each in operations)
+    counts = Counter(sentence for text in texts for sentence in dict.fromkeys(text))
     return _worth_saying(counts, len(operations) // 2)
 
 
@@ -44,39 +44,39 @@ def say_inputs_once(
     if source.trust != "trusted" or len(inputs) < REPEATED_OPERATIONS:
         return [schema for _, schema in inputs], []
     roots = [orjson.loads(schema) for _, schema in inputs]
-    said = [_optional(tool, root) for (tool, _), root in zip(inputs, roots, strict=True)]
-    common = _worth_saying(Counter(line for lines in said for line in lines), len(inputs) // 3)
-    found = []
-    for (_, schema), root, lines in zip(inputs, roots, said, strict=True):
+    hints = [_optional_inputs(tool, root) for (tool, _), root in zip(inputs, roots, strict=True)]
+    common = _worth_saying(Counter(line for lines in hints for line in lines), len(inputs) // 3)
+    schemas = []
+    for (_, schema), root, lines in zip(inputs, roots, hints, strict=True):
         if shared := [lines[line] for line in common if line in lines]:
             for name in shared:
                 del root["properties"][name]["description"]
-            schema = written(root)
-        found.append(schema)
-    return found, common
+            schema = json_text(root)
+        schemas.append(schema)
+    return schemas, common
 
 
-def _optional(tool: Tool, root: Mapping[str, Any]) -> dict[str, str]:
-    """What is said of each parameter that may be left out, unless there is more to look up."""
-    asked = {*root.get("required", ()), *orjson.loads(tool.lookups or b"{}")}
+def _optional_inputs(tool: Tool, root: Mapping[str, Any]) -> dict[str, str]:
+    """Names of optional parameters without look-ups, by a line with name and description."""
+    excepted = {*root.get("required", ()), *orjson.loads(tool.lookups or b"{}")}
     parameters = tool.http.parameters if tool.http else ()
-    names = [p.argument for p in parameters if p.argument and p.argument not in asked]
+    names = [p.argument for p in parameters if p.argument and p.argument not in excepted]
     words = {name: mapping(root["properties"].get(name)).get("description") for name in names}
-    return {f"`{name}`: {said}": name for name, said in words.items() if said}
+    return {f"`{name}`: {text}": name for name, text in words.items() if text}
 
 
 def _worth_saying(counts: Mapping[str, int], more_than: int) -> list[str]:
-    found, room = list[str](), PREVIEW_CHARS
+    chosen, room = list[str](), PREVIEW_CHARS
     for words, count in counts.items():
         is_long = REPEATED_CHARS <= len(words) <= room
         if is_long and count > more_than and not _WARNS.search(words):
-            found.append(words)
+            chosen.append(words)
             room -= len(words)
-    return found
+    return chosen
 
 
 def instructions_of(repeated: Sequence[str], inputs: Sequence[str]) -> str:
-    """What is left out of single tools, for those who use any of them."""
+    """The words left out of single tools, as instructions for clients that use any of them."""
     lines = [" ".join(repeated)] if repeated else []
     if inputs:
         lines += ["Inputs that several tools have:", *(f"- {line}" for line in inputs)]

@@ -1,13 +1,13 @@
 """Schemas of any OpenAPI version as JSON Schema 2020-12, each reference translated once.
 
-A reference becomes `#/$defs/NAME` and its target is put off until somebody bundles it: recursion
+A reference becomes `#/$defs/NAME` and its target is translated only when it is bundled: recursion
 and diamonds cost nothing, and no schema is ever written out as a tree. Keywords that 2020-12 does
-not know, or that hold what they may not hold, are left out: the result accepts more, never less.
+not know, or that hold a value they may not hold, are left out: the result accepts more, never less.
 References that lead back to themselves without going down into the value, or that fan out too far
 on one level, would keep a validator busy for ever: they are opened where the circle closes.
 
-What callers give must be accepted wherever the API takes it: in inputs `oneOf` becomes `anyOf`,
-since alternatives overlap. Properties that Microsoft calls internal are not asked for: their
+Arguments must be accepted wherever the API takes them: in inputs `oneOf` becomes `anyOf`, since
+alternatives overlap. Callers are not asked for properties that Microsoft calls internal: their
 defaults are noted at the object they belong to, under `CONSTANTS`.
 """
 
@@ -25,10 +25,10 @@ from gateway.model import CONSTANTS, Severity
 from gateway.naming import phrase, property_description
 from gateway.openapi import keywords
 from gateway.openapi.document import Document, Unusable, is_internal, mapping, sequence
-from gateway.openapi.keywords import usable_pattern, written
+from gateway.openapi.keywords import json_text, usable_pattern
 
 Schema = dict[str, Any] | bool
-Report = Callable[[Severity, str], None]  # what a person should know of the definition
+Report = Callable[[Severity, str], None]  # takes a problem that a person should know of
 
 _WORDS = frozenset(
     ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
@@ -37,7 +37,7 @@ _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
     + ("nullable", "x-nullable", "discriminator", "default", "allOf", "anyOf", "oneOf")
 )
-_BESIDE = _WORDS | {"default"}  # what counts beside a reference before 3.1
+_SIBLINGS = _WORDS | {"default"}  # the keywords that count beside a reference before 3.1
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _MORE_THAN_NAMED = (*_ALTERNATIVES, *keywords.DYNAMIC_SCHEMAS, "additionalProperties")
 _DEFS = "#/$defs/"
@@ -56,19 +56,19 @@ class Definition:
 class Schemas:
     """The schemas of one document as seen in requests or in answers."""
 
-    def __init__(self, document: Document, *, asked: bool, report: Report) -> None:
+    def __init__(self, document: Document, *, for_inputs: bool, report: Report) -> None:
         self.document = document
-        self._asked = asked
-        self._hidden = "readOnly" if asked else "writeOnly"
+        self._for_inputs = for_inputs
+        self._hidden_mark = "readOnly" if for_inputs else "writeOnly"
         self._report = report
-        self._siblings_count = document.format == "openapi-3.1"
+        self._has_siblings = document.format == "openapi-3.1"
         self._names: dict[str, str | None] = {}  # by reference, None where it is broken
         self._names_of_targets: dict[int, str] = {}
         self._targets: dict[str, Any] = {}
-        self._turns: dict[str, int] = {}  # by name, how many wanted it
+        self._turns: dict[str, int] = {}  # by name, how many definitions asked for it
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
-        # For whoever puts them together: by name and levels, what is left where room is short.
+        # A cache for `bundle`: by name and levels, the definition as it is where room is short.
         self.thinner: dict[tuple[str, float], tuple[bytes, tuple[str, ...]]] = {}
 
     def definition(self, name: str) -> Definition:
@@ -84,39 +84,39 @@ class Schemas:
 
     def is_hidden(self, raw: Any) -> bool:
         """Whether a property has no place in this direction, also when a reference says so."""
-        here, there = mapping(raw), self.document.find(raw)
-        return here.get(self._hidden) is True or there.get(self._hidden) is True
+        own, target = mapping(raw), self.document.find(raw)
+        return own.get(self._hidden_mark) is True or target.get(self._hidden_mark) is True
 
-    def visible(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The properties of an object that are asked for, and the values of those that are not.
+    def split_properties(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The properties of an object that callers give, and the constants of the others.
 
-        Internal ones are asked for only where nothing works without, and no default is known. A
-        required object that has only such values is one of them.
+        Callers give an internal property only if it is required and has no known default. A
+        required object that has only constants is a constant itself.
         """
-        found, constants = dict[str, Any](), dict[str, Any]()
-        required = keywords.names_in(raw)
+        visible, constants = dict[str, Any](), dict[str, Any]()
+        required = keywords.required_names(raw)
         for name, part in mapping(raw.get("properties")).items():
             if self.is_hidden(part):
                 continue
-            value, internal = None, self._asked and is_internal(mapping(part))
-            if internal:
+            value, is_hidden = None, self._for_inputs and is_internal(mapping(part))
+            if is_hidden:
                 value = keywords.PLAIN["default"](default_of(self.document, part))
-            elif self._asked and name in required:
-                value = self._constants_alone(part)
+            elif self._for_inputs and name in required:
+                value = self._constant_object(part)
             if value is not None:
                 constants[name] = value
-            elif name in required or not internal:
-                found[name] = part
-        return found, constants
+            elif name in required or not is_hidden:
+                visible[name] = part
+        return visible, constants
 
-    def _constants_alone(self, part: Any) -> dict[str, Any] | None:
-        """The values of a plain object of which nothing is asked for; None where something is."""
-        found = self.document.find(part)
-        inner = map(mapping, mapping(found.get("properties")).values())
-        if any(map(found.get, _MORE_THAN_NAMED)) or not all(map(is_internal, inner)):
+    def _constant_object(self, part: Any) -> dict[str, Any] | None:
+        """The constants of a plain object that has nothing else; None if callers give any of it."""
+        schema = self.document.find(part)
+        inner = map(mapping, mapping(schema.get("properties")).values())
+        if any(map(schema.get, _MORE_THAN_NAMED)) or not all(map(is_internal, inner)):
             return None
-        asked, constants = self.visible(found)
-        return constants if constants and not asked else None
+        visible, constants = self.split_properties(schema)
+        return constants if constants and not visible else None
 
     # --- references ---
 
@@ -125,11 +125,11 @@ class Schemas:
         result: dict[str, Any] = {} if name is None else {"$ref": _DEFS + name}
         if len(raw) == 1:
             return result
-        if raw.get("nullable") is True and result and not self._siblings_count:
+        if raw.get("nullable") is True and result and not self._has_siblings:
             result = {"anyOf": [result, {"type": "null"}]}
-        counts = raw.keys() - {"$ref"} if self._siblings_count else _BESIDE
-        beside = self.translate({key: value for key, value in raw.items() if key in counts})
-        return {**result, **mapping(beside)}
+        counting = raw.keys() - {"$ref"} if self._has_siblings else _SIBLINGS
+        siblings = self.translate({key: value for key, value in raw.items() if key in counting})
+        return {**result, **mapping(siblings)}
 
     def _name_of(self, reference: str) -> str | None:
         if reference not in self._names:
@@ -154,28 +154,28 @@ class Schemas:
         key = id(target)
         if key not in self._names_of_targets:
             last = unquote(reference.rsplit("/", 1)[-1]).replace("~1", "_").replace("~0", "_")
-            wanted = _UNSAFE_NAME.sub("_", last)[:64] or "schema"
-            name = wanted
+            base = _UNSAFE_NAME.sub("_", last)[:64] or "schema"
+            name = base
             while name in self._targets:
-                self._turns[wanted] = turn = self._turns.get(wanted, 1) + 1
-                name = f"{wanted}_{turn}"
+                self._turns[base] = turn = self._turns.get(base, 1) + 1
+                name = f"{base}_{turn}"
             self._targets[name] = target
             self._names_of_targets[key] = name
         return self._names_of_targets[key]
 
     def _define(self, name: str, depth: int) -> int:
-        """Translate a definition, and say how many of them a value meets there on one level."""
+        """Translates a definition; returns how many of them one value meets there on one level."""
         if name in self._weights:
             return self._weights[name]
-        self._weights[name] = MAX_WIDTH  # whoever comes back here meanwhile closes a circle
+        self._weights[name] = MAX_WIDTH  # a reference that comes back here closes a circle
         try:
             schema = self.translate(self._targets[name])
-            text = written(schema)
+            text = json_text(schema)
         except (TypeError, RecursionError):
             self._report("warning", f"schema {name} is nested too deeply; it is left open")
             schema, text = {}, b"{}"
         weight = MAX_WIDTH if depth > MAX_HOPS else 1
-        for reference in _met_in_place(schema):
+        for reference in _refs_in_place(schema):
             if weight >= MAX_WIDTH:
                 break
             weight += self._define(reference, depth + 1)
@@ -183,7 +183,7 @@ class Schemas:
             self._report("warning", f"schema {name} refers to itself without end; it is left open")
             text, weight = keywords.stub_of(text), 1
         anything = dict.fromkeys(self.refs_in(text), b"{}")
-        if self._asked and not keywords.compiles(keywords.joined(text, anything)):
+        if self._for_inputs and not keywords.compiles(keywords.join_defs(text, anything)):
             self._report("warning", f"schema {name} is not valid; anything is accepted there")
             text = b"{}"
         self._definitions[name] = Definition(text, self.refs_in(text))
@@ -211,7 +211,7 @@ class Schemas:
             elif key in keywords.MANY_SCHEMAS:
                 if isinstance(value, list) and value:
                     several = key == "allOf" and (len(value) > 1 or "properties" in raw)
-                    parts = map(self._opened, value) if several and self._asked else value
+                    parts = map(self._open, value) if several and self._for_inputs else value
                     result[key] = [self.translate(part) for part in parts]
             elif key == "properties" and isinstance(value, dict):
                 self._set_properties(raw, result)
@@ -224,8 +224,8 @@ class Schemas:
         self._finish(raw, result)
         return result
 
-    def _opened(self, part: Any) -> Any:
-        """A part of an object, not closed to what other parts name: else nothing would fit both."""
+    def _open(self, part: Any) -> Any:
+        """A part of an object, open to properties of other parts: else no value would fit all."""
         with suppress(Unusable):
             target = self.document.resolve(part)
             if target.get("additionalProperties") is False:
@@ -239,17 +239,17 @@ class Schemas:
         return part
 
     def _set_properties(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
-        visible, constants = self.visible(raw)
+        visible, constants = self.split_properties(raw)
         result["properties"] = parts = dict[str, Schema]()
         for name, part in visible.items():
-            parts[name] = found = self.translate(part)
-            if isinstance(found, dict):
-                drop_echo(found, name)
+            parts[name] = schema = self.translate(part)
+            if isinstance(schema, dict):
+                drop_echo(schema, name)
         if constants:
             result[CONSTANTS] = constants
 
     def _finish(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
-        """What is said in other words than 2020-12 would say it."""
+        """Adds the keywords that 2020-12 writes in another way than OpenAPI."""
         if not _WORDS.isdisjoint(raw):
             words = {"description": property_description(raw), "title": _title(raw)}
             result.update((key, text) for key, text in words.items() if text)
@@ -265,30 +265,30 @@ class Schemas:
             result["contentEncoding"] = "base64"
         if "discriminator" in raw:
             self._mark_kinds(raw, result)
-        if self._asked and not _ALTERNATIVES.isdisjoint(result):
+        if self._for_inputs and not _ALTERNATIVES.isdisjoint(result):
             _loosen_alternatives(result)
         keywords.mend_limits(raw, result)
         if "enum" in result and (problem := keywords.mend_enum(result)):
             self._report("warning", problem)
         if "default" in result:
-            result["default"] = keywords.mended(result["default"], keywords.types_of(result))
+            result["default"] = keywords.mend_value(result["default"], keywords.types_of(result))
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
             keywords.allow_null(result)
 
     def _mark_kinds(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
-        """Say in each alternative which value stands for it, where only the mapping says so."""
-        told = mapping(raw["discriminator"])
-        name = str(told.get("propertyName"))
+        """Says in each alternative which value stands for it, where only the mapping says so."""
+        discriminator = mapping(raw["discriminator"])
+        name = str(discriminator.get("propertyName"))
         values: dict[str, list[str]] = {}
-        for value, target in mapping(told.get("mapping")).items():
+        for value, target in mapping(discriminator.get("mapping")).items():
             reference = str(target) if "/" in str(target) else f"#/components/schemas/{target}"
             values.setdefault(reference, []).append(value)
         for key in ("oneOf", "anyOf"):
             for part, alternative in zip(result.get(key, ()), sequence(raw.get(key)), strict=False):
                 reference = str(mapping(alternative).get("$ref"))
-                known = values.get(reference, ()) if mapping(part).keys() == {"$ref"} else ()
-                if known and _takes_text(self.document.target(reference), name):
-                    part["properties"] = {name: {"enum": known}}
+                kinds = values.get(reference, ()) if mapping(part).keys() == {"$ref"} else ()
+                if kinds and _takes_text(self.document.target(reference), name):
+                    part["properties"] = {name: {"enum": kinds}}
 
     def _mend_pattern(self, pattern: Any, result: dict[str, Any]) -> None:
         if not isinstance(pattern, str):
@@ -299,60 +299,60 @@ class Schemas:
             self._report("info", f"pattern left out, not linear: {pattern[:100]}")
 
     def _set_required(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
-        """What must be given: not what has no place here, and never what can't be given."""
+        """Requires the properties that have a place here, and never one that can't be given."""
         if not isinstance(raw["required"], list):
             return
-        kept = result.get("properties", {})
+        properties = result.get("properties", {})
         absent = {*mapping(raw.get("properties"))} | self._absent_by_parts(raw)
         names = dict.fromkeys(name for name in raw["required"] if isinstance(name, str))
-        if needed := [name for name in names if name in kept or name not in absent]:
+        if needed := [name for name in names if name in properties or name not in absent]:
             result["required"] = needed
         if "properties" in result and _ALTERNATIVES.isdisjoint(raw):
-            more = result.get("additionalProperties")
+            others = result.get("additionalProperties")
             for name in needed:
-                kept.setdefault(name, more if isinstance(more, dict) else {})
+                properties.setdefault(name, others if isinstance(others, dict) else {})
 
     def _absent_by_parts(self, raw: Mapping[str, Any]) -> set[str]:
         """The properties that a schema has by its allOf, and that have no place here."""
         absent = set[str]()
         with suppress(Unusable):
             for part in keywords.parts_of(self.document, raw)[:-1]:
-                absent |= mapping(part.get("properties")).keys() - self.visible(part)[0].keys()
+                absent |= {*mapping(part.get("properties"))} - {*self.split_properties(part)[0]}
         return absent
 
 
-def _met_in_place(schema: Any) -> Iterator[str]:
-    """The definitions that a value is held against before anybody goes down into it."""
+def _refs_in_place(schema: Any) -> Iterator[str]:
+    """The definitions that a value itself is checked against, not the parts inside it."""
     for key, part in mapping(schema).items():
         if key == "$ref":
             yield part.removeprefix(_DEFS)
         elif key in keywords.SAME_VALUE:
-            yield from _met_in_place(part)
+            yield from _refs_in_place(part)
         elif key in _ALTERNATIVES:
-            for each in part:
-                yield from _met_in_place(each)
+            for alternative in part:
+                yield from _refs_in_place(alternative)
 
 
 def default_of(document: Document, schema: Any, level: int = 0) -> Any:
-    """What a schema's defaults come to: its own, else those of its properties together."""
+    """A schema's own default, else the defaults of its properties together."""
     try:
-        found = {**document.resolve(schema), **mapping(schema)}
+        whole = {**document.resolve(schema), **mapping(schema)}
     except Unusable:
         return None
-    if "default" in found:
-        return keywords.mended(found["default"], keywords.types_of(found))
+    if "default" in whole:
+        return keywords.mend_value(whole["default"], keywords.types_of(whole))
     if level >= MAX_LEVELS:
         return None
     parts = {
         name: value
-        for name, raw in mapping(found.get("properties")).items()
+        for name, raw in mapping(whole.get("properties")).items()
         if (value := default_of(document, raw, level + 1)) is not None
     }
     return parts or None
 
 
 def _loosen_alternatives(result: dict[str, Any]) -> None:
-    """Alternatives may overlap, and the object they describe is not closed to what they name."""
+    """Lets alternatives overlap, and opens the object to properties that only they name."""
     parts = [part for key in _ALTERNATIVES for part in result.get(key, ())]
     names_more = not all(mapping(part).keys() <= {"required"} for part in parts)
     if names_more and result.get("additionalProperties") is False:
@@ -369,7 +369,7 @@ def _title(raw: Mapping[str, Any]) -> str:
 
 
 def _takes_text(target: Any, name: str) -> bool:
-    """Whether any text may be the property's value, for all that the schema says."""
+    """Whether the schema lets any text be the property's value."""
     own = mapping(mapping(mapping(target).get("properties")).get(name))
     return own.get("type", "string") == "string" and not own.keys() & {"enum", "const", "$ref"}
 

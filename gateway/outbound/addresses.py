@@ -1,4 +1,4 @@
-"""Where requests may go: what a host means, which addresses may be dialled, what TLS is made with.
+"""Where requests may go: the addresses of a host, those that may be dialled, and TLS contexts.
 
 Only public addresses may be dialled, unless a network is allowed by name. Judging is done on
 numbers, never on spellings: every way of writing an address (`0x7f.1`, `2130706433`,
@@ -42,11 +42,11 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def networks(rules: Sequence[str]) -> tuple[Network, ...]:
-    """The rules of `network.allow` as networks; ValueError names the one that is none."""
+    """The rules of `network.allow` as networks; ValueError names a rule that is none."""
     return tuple(ipaddress.ip_network(rule.strip(), strict=False) for rule in rules)
 
 
-# Own lists, since what `ipaddress` calls global differs between Python's patch releases.
+# Own lists, since Python's patch releases differ in which addresses `ipaddress` calls global.
 _SPECIAL = networks(
     """0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
     192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24
@@ -56,17 +56,17 @@ _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-def permitted(address: Address, allowed: Sequence[Network]) -> bool:
+def is_permitted(address: Address, allowed: Sequence[Network]) -> bool:
     """Whether this address may be dialled: it is public, or inside an allowed network."""
-    address = _plain(address)
+    address = _unwrap(address)
     if any(address in network for network in allowed):
         return True
     public = address.version == 4 or address in _PUBLIC_V6
     return public and not any(address in network for network in _SPECIAL)
 
 
-def _plain(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one where there is one, without a zone in any case."""
+def _unwrap(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 address, else the address itself without its zone."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     embedded = address.ipv4_mapped or address.sixtofour
@@ -85,11 +85,11 @@ def read_authority(scheme: str, authority: str) -> str:
     """Host and port as a URL and the Host header say them."""
     if "@" in authority:
         raise Fixable("connection_invalid", "A URL may not hold a user name.", URL_HINT)
-    found = re.fullmatch(r"(\[[^\[\]]*\]|[^:]*)(?::(\d{0,5}))?", authority, re.ASCII)
-    port = int((found and found[2]) or _PORTS[scheme])
-    if not found or not 1 <= port <= 65535:
+    match = re.fullmatch(r"(\[[^\[\]]*\]|[^:]*)(?::(\d{0,5}))?", authority, re.ASCII)
+    port = int((match and match[2]) or _PORTS[scheme])
+    if not match or not 1 <= port <= 65535:
         raise Fixable("connection_invalid", "The URL's host or port can't be read.", URL_HINT)
-    host = found[1]
+    host = match[1]
     host = f"[{_ipv6(host[1:-1])}]" if host.startswith("[") else _ipv4(_name(host))
     return host if port == _PORTS[scheme] else f"{host}:{port}"
 
@@ -106,7 +106,7 @@ def is_address(host: str) -> bool:
 
 def _ipv6(text: str) -> Address:
     if "%" in text:
-        raise forbidden(f"[{text}]")  # a zone is only ever link-local
+        raise address_refusal(f"[{text}]")  # a zone is only ever link-local
     try:
         return ipaddress.IPv6Address(text)
     except ValueError as error:
@@ -134,7 +134,7 @@ def _ipv4(host: str) -> str:
         return host
 
 
-def forbidden(host: str) -> Refused:
+def address_refusal(host: str) -> Refused:
     """The refusal for a host whose address may not be dialled. It never tells the address."""
     return Refused(
         "access_denied",
@@ -165,33 +165,33 @@ Lookup = Callable[..., list[Any]]
 
 
 class Judge(AbstractResolver):
-    """Says what names mean, and which addresses may be dialled under the rules of now."""
+    """Looks up names, and judges which addresses may be dialled under the present rules."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         # Threads of our own: a slow name server must not hold up other threaded work.
         self._threads = ThreadPoolExecutor(thread_name_prefix="dns")
-        self._known: TTLCache[str, asyncio.Future[list[str]]]
-        self._known = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
+        self._lookups: TTLCache[str, asyncio.Future[list[str]]]
+        self._lookups = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
         self._left_to_proxy: TTLCache[str, bool] = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
 
     def follow(self, allow: Sequence[str], proxy: Proxy | None) -> None:
         """Judge by these rules from now on."""
         allowed = networks(allow)
-        # Whether an address may be dialled; each answer is remembered.
+        # Whether an address may be dialled; each verdict is remembered.
         self.permits: Callable[[str], bool]
-        self.permits = lru_cache(MAX_REMEMBERED)(lambda each: permitted(ip_address(each), allowed))
+        self.permits = lru_cache(MAX_REMEMBERED)(lambda ip: is_permitted(ip_address(ip), allowed))
         self.proxy = proxy
         self.proxy_addresses = {proxy.url.raw_host} if proxy else set()
         self._left_to_proxy.clear()
 
     async def check(self, host: str) -> None:
-        """Refuse a name that may not be asked for. Raises OSError for one that is unknown."""
+        """Refuse a name of no address that may be dialled. Raises OSError for an unknown name."""
         if self.proxy is not None:
             await self.check_behind_proxy(host)
         else:
             async with asyncio.timeout(FETCH_SECONDS):
-                self._permitted(host, await self._look_up(host))
+                self._keep_permitted(host, await self._look_up(host))
 
     async def check_behind_proxy(self, host: str) -> None:
         """Refuse a name with an address that may not be dialled: the proxy picks, not we.
@@ -202,22 +202,22 @@ class Judge(AbstractResolver):
             return
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                found = await self._addresses(host)
+                addresses = await self._find_addresses(host)
         except OSError:
             self._left_to_proxy[host] = True
             return
-        if len(self._permitted(host, found)) < len(found):
-            raise forbidden(host)
+        if len(self._keep_permitted(host, addresses)) < len(addresses):
+            raise address_refusal(host)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """The addresses of a name that may be dialled; aiohttp asks for them."""
-        addresses = await self._addresses(host)
+        addresses = await self._find_addresses(host)
         if self.proxy is not None and host == self.proxy.url.raw_host:
             self.proxy_addresses = {host, *addresses}
         else:
-            addresses = self._permitted(host, addresses)
+            addresses = self._keep_permitted(host, addresses)
         return [
             ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
             for address in addresses
@@ -226,31 +226,31 @@ class Judge(AbstractResolver):
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _permitted(self, host: str, found: list[str]) -> list[str]:
-        permitted = [address for address in found if self.permits(address)]
-        if not permitted:
-            raise forbidden(host)
-        return permitted
+    def _keep_permitted(self, host: str, addresses: list[str]) -> list[str]:
+        allowed = [address for address in addresses if self.permits(address)]
+        if not allowed:
+            raise address_refusal(host)
+        return allowed
 
-    async def _addresses(self, host: str) -> list[str]:
-        """All addresses of a name: looked up once for all who wait, remembered for a while."""
-        asked = self._known.get(host)
-        if asked is None or (asked.done() and (asked.cancelled() or asked.exception())):
-            asked = self._known[host] = asyncio.ensure_future(self._look_up(host))
-            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(asked)
+    async def _find_addresses(self, host: str) -> list[str]:
+        """All addresses of a name: one look-up for all who wait for it, remembered for a while."""
+        lookup = self._lookups.get(host)
+        if lookup is None or (lookup.done() and (lookup.cancelled() or lookup.exception())):
+            lookup = self._lookups[host] = asyncio.ensure_future(self._look_up(host))
+            lookup.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(lookup)
 
     async def _look_up(self, host: str) -> list[str]:
-        found = await asyncio.get_running_loop().run_in_executor(
+        rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._lookup, host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM
         )
-        if not found:
+        if not rows:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
-        return [address[0] for *_, address in found]
+        return [address[0] for *_, address in rows]
 
 
-# A context, the stamps of its files, and when to look at these again.
-Known = tuple[ssl.SSLContext, tuple[tuple[int, int], ...], float]
+# A context, the stamps of its files, and the time to check these again.
+LoadedContext = tuple[ssl.SSLContext, tuple[tuple[int, int], ...], float]
 
 
 class Contexts:
@@ -262,27 +262,27 @@ class Contexts:
         self.ca_file = ca_file
         self._folder = folder
         self._look_again_seconds = look_again_seconds
-        self._known: dict[TlsFiles, Known] = {}
+        self._entries: dict[TlsFiles, LoadedContext] = {}
 
     async def get(self, tls: TlsFiles) -> ssl.SSLContext:
-        """The context for these files, which are read on a thread: that takes its time."""
-        known = self._known.get(tls)
-        if known is None or time.monotonic() >= known[2]:
-            known = self._known[tls] = await asyncio.to_thread(self._look, tls, known)
-        return known[0]
+        """The context for these files, which are read on a thread: reading takes a while."""
+        entry = self._entries.get(tls)
+        if entry is None or time.monotonic() >= entry[2]:
+            entry = self._entries[tls] = await asyncio.to_thread(self._load_context, tls, entry)
+        return entry[0]
 
-    def _look(self, tls: TlsFiles, known: Known | None) -> Known:
+    def _load_context(self, tls: TlsFiles, entry: LoadedContext | None) -> LoadedContext:
         files = (self.ca_file, tls.ca_file, tls.cert_file, tls.key_file)
         stamps = tuple(_stamp(self._folder / file) for file in files if file)
-        # The same context as long as it may be: its connections can be used again.
-        context = known[0] if known is not None and known[1] == stamps else self._read(tls)
+        # The same context while its files are the same: its connections can be used again.
+        context = entry[0] if entry is not None and entry[1] == stamps else self._make_context(tls)
         return context, stamps, time.monotonic() + self._look_again_seconds
 
-    def _read(self, tls: TlsFiles) -> ssl.SSLContext:
+    def _make_context(self, tls: TlsFiles) -> ssl.SSLContext:
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])
-        general = _load(context, self._folder, TlsFiles(ca_file=self.ca_file))
-        problem = f"network.{general}" if general else _load(context, self._folder, tls)
+        general = _load_files(context, self._folder, TlsFiles(ca_file=self.ca_file))
+        problem = f"network.{general}" if general else _load_files(context, self._folder, tls)
         if problem:
             hint = "An operator must give the path of a PEM file; it counts from config.toml."
             raise Fixable("connection_invalid", f"TLS can't be used: {problem}", hint)
@@ -290,12 +290,12 @@ class Contexts:
 
 
 def tls_problem(folder: Path, tls: TlsFiles) -> str | None:
-    """What is wrong with these files, after the key that names one of them."""
-    return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), folder, tls)
+    """The problem of these files, after the key of the file at fault; None: there is none."""
+    return _load_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), folder, tls)
 
 
-def _load(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
-    """Have the context use these files; or what is wrong with them."""
+def _load_files(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
+    """Have the context use these files; returns their problem, if there is one."""
     key = "ca_file"
     try:
         if tls.ca_file:
@@ -307,8 +307,8 @@ def _load(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
             # With a password, though an empty one, OpenSSL does not ask for one at the terminal.
             context.load_cert_chain(folder / tls.cert_file, key_file, password="")
     except ssl.SSLError:
-        what = "certificates" if key == "ca_file" else "a certificate with its key, unencrypted"
-        return f"{key}: the file does not hold {what}, in PEM format"
+        content = "certificates" if key == "ca_file" else "a certificate with its key, unencrypted"
+        return f"{key}: the file does not hold {content}, in PEM format"
     except OSError as error:
         return f"{key}: the file can't be read: {error.strerror}"
     return None
@@ -316,7 +316,7 @@ def _load(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
 
 def _stamp(file: Path) -> tuple[int, int]:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
-        return 0, 0  # the error comes where it is read
-    return found.st_mtime_ns, found.st_size
+        return 0, 0  # the error comes where the file is read
+    return status.st_mtime_ns, status.st_size

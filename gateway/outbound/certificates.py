@@ -1,8 +1,8 @@
-"""When certificates end: those in files that the gateway shows or trusts, and those it is shown.
+"""When certificates end: those in files that the gateway presents or trusts, and those of servers.
 
 A server's certificate is looked at where a connection to it is made anyway (`client`), or asked for
 by `gateway doctor`, which serves nothing. Files are read on a thread, and again after some seconds,
-so that a renewed one is seen soon.
+so that a renewed certificate is seen soon.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ class Ending:
 
 
 def ending_soon(ends: Ends) -> list[Ending]:
-    """Those that somebody should renew, the next to end first."""
+    """The certificates that should be renewed, the next to end first."""
     now = datetime.now(UTC)
-    found = [Ending(where, at, (at - now).days) for where, at in ends.items()]
-    return sorted((e for e in found if e.days < CERTIFICATE_DAYS), key=lambda e: e.at)
+    endings = [Ending(where, at, (at - now).days) for where, at in ends.items()]
+    return sorted((e for e in endings if e.days < CERTIFICATE_DAYS), key=lambda e: e.at)
 
 
 class Certificates:
-    """Those of a running gateway: its files, read again after a while, and what it was shown."""
+    """A running gateway's certificates: in its files, read again after a while, and of servers."""
 
-    def __init__(self, folder: Path, shown: Ends) -> None:
+    def __init__(self, folder: Path, server_ends: Ends) -> None:
         self._folder = folder
-        self._shown = shown
-        self._known: TTLCache[object, Ends] = TTLCache(1, REMEMBER_SECONDS)
+        self._server_ends = server_ends
+        self._cache: TTLCache[object, Ends] = TTLCache(1, REMEMBER_SECONDS)
 
     async def ends(self, tables: Mapping[str, TlsFiles]) -> Ends:
-        """When they end: those in these files by the key that names each, others by address."""
+        """The end of each certificate: in these files by the file's key, of servers by address."""
         key = tuple(tables.items())
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = await asyncio.to_thread(read_ends, self._folder, tables)
-        return {**found, **self._shown}
+        file_ends = self._cache.get(key)
+        if file_ends is None:
+            file_ends = self._cache[key] = await asyncio.to_thread(read_ends, self._folder, tables)
+        return {**file_ends, **self._server_ends}
 
 
 def read_ends(folder: Path, tables: Mapping[str, TlsFiles]) -> Ends:
-    """The first end in each file; what can't be read is told where it is used."""
+    """The first end in each file; a file that can't be read is reported where it is used."""
     ends = dict[str, datetime]()
     for where, file in _files(tables):
         with suppress(OSError, ValueError):
-            found = x509.load_pem_x509_certificates((folder / file).read_bytes())
-            ends[where] = min(each.not_valid_after_utc for each in found)
+            certificates = x509.load_pem_x509_certificates((folder / file).read_bytes())
+            ends[where] = min(each.not_valid_after_utc for each in certificates)
     return ends
 
 
@@ -84,14 +84,14 @@ def _files(tables: Mapping[str, TlsFiles]) -> Iterator[tuple[str, str]]:
 
 
 def end_of(transport: asyncio.BaseTransport) -> datetime | None:
-    """When the certificate ends that was shown on this connection; None: there is none."""
-    shown = transport.get_extra_info("ssl_object")
-    raw = shown.getpeercert(binary_form=True) if shown else None
+    """When the certificate of this connection's server ends; None: it has none."""
+    tls_object = transport.get_extra_info("ssl_object")
+    raw = tls_object.getpeercert(binary_form=True) if tls_object else None
     return x509.load_der_x509_certificate(raw).not_valid_after_utc if raw else None
 
 
 async def ask_end(url: str, expected: str | None) -> datetime | None:
-    """When a server's certificate ends. Whether it is trusted is seen where it is called."""
+    """When a server's certificate ends. Whether it is trusted shows where the server is called."""
     parts = urlsplit(url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

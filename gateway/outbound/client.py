@@ -1,10 +1,10 @@
-"""The one way out: every byte the gateway sends to somebody else's server leaves here.
+"""The one way out: every byte the gateway sends to another server leaves here.
 
 Four promises. An address is judged at the moment it is dialled, not when its name was first looked
 up. An exchange ends at its deadline and at its size, also when the answer is packed or drips. Only
 what was asked for is sent: no proxy from the environment, no cookie, no redirect, nothing repeated
-but a GET or HEAD whose idle connection had just been closed. And whatever goes wrong comes out as
-one of our own errors, which says whether anything may have reached the other side.
+but a GET or HEAD whose idle connection had just been closed. And every failure comes out as one of
+our own errors, which says whether anything may have reached the other side.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gateway.outbound.addresses import (
     Judge,
     Lookup,
     Proxy,
-    forbidden,
+    address_refusal,
     is_address,
     read_authority,
 )
@@ -63,13 +63,13 @@ class Request(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What came back. Header names are in lower case, the body is unpacked."""
+    """The answer to a request. Header names are in lower case, the body is unpacked."""
 
     status: int
     headers: Pairs
     body: bytes
-    truncated: bool = False  # there was more than was asked for
-    url: str = ""  # where it came from in the end
+    truncated: bool = False  # the body was longer than was asked for
+    url: str = ""  # the URL that answered, after redirects
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
@@ -87,11 +87,11 @@ class Stream:
     __slots__ = ("_response", "headers", "status")
 
     def __init__(self, response: ClientResponse) -> None:
-        self.status, self.headers = response.status, _received(response)
+        self.status, self.headers = response.status, _read_headers(response)
         self._response = response
 
     async def read(self) -> bytes:
-        """What has come of the body; nothing at its end."""
+        """The next bytes of the body that have come; none at its end."""
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
@@ -119,19 +119,19 @@ class Egress:
     ) -> None:
         self.folder = folder
         self._session: aiohttp.ClientSession | None = None
-        self.shown: Mapping[str, datetime] = {}  # when certificates end, by the server's origin
+        self.certificate_ends: Mapping[str, datetime] = {}  # by a server's origin
         self._judge = Judge(lookup)
         self._contexts = Contexts(folder, ca_file)
         self.follow(allow, proxy, ca_file)
 
     async def __aenter__(self) -> Egress:
         connector = JudgedConnector(self._judge)
-        self.shown = connector.shown
+        self.certificate_ends = connector.certificate_ends
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
-            timeout=aiohttp.ClientTimeout(),  # none of its own: `send` and `open` have theirs
+            timeout=aiohttp.ClientTimeout(),  # no timeouts here: `send` and `open` set theirs
             read_bufsize=limits.STEP_BYTES,
             max_line_size=limits.STEP_BYTES,
             max_field_size=limits.STEP_BYTES,
@@ -147,7 +147,7 @@ class Egress:
         await self._judge.close()
 
     def follow(self, allow: Sequence[str], proxy: str | None, ca_file: str | None) -> None:
-        """Go by these settings from now on. Exchanges under way finish."""
+        """Follow these settings from now on. Exchanges under way finish."""
         self._judge.follow(allow, Proxy.at(proxy) if proxy else None)
         if ca_file != self._contexts.ca_file:  # new contexts need new handshakes
             self._contexts = Contexts(self.folder, ca_file)
@@ -178,37 +178,37 @@ class Egress:
         try:
             async with asyncio.timeout(deadline):
                 while True:
-                    with await self._ask(request, tls) as stream:
+                    with await self._request(request, tls) as stream:
                         body, truncated = await collect(stream.read, max_bytes, room, until)
                     answer = Answer(stream.status, stream.headers, body, truncated, request.url)
-                    onward = _redirected(request, answer) if same_host_redirects else None
+                    onward = _next_request(request, answer) if same_host_redirects else None
                     if onward is None:
                         return answer
                     request, same_host_redirects = onward, same_host_redirects - 1
         except TimeoutError as error:
-            raise _too_late(deadline) from error
+            raise _timeout_error(deadline) from error
 
     async def open(
         self, request: Request, *, deadline: float | None, tls: TlsFiles = NO_TLS_FILES
     ) -> Stream:
         """An answer to be read as it comes: `deadline` is for its head, its body has none.
 
-        None: the caller keeps the time, and asks `was_sent` when it is over.
+        None: the caller keeps the time, and asks `was_sent` when that has run out.
         """
         progress.set(Progress())
         if deadline is None:
-            return await self._ask(request, tls)
+            return await self._request(request, tls)
         try:
             async with asyncio.timeout(deadline):
-                return await self._ask(request, tls)
+                return await self._request(request, tls)
         except TimeoutError as error:
-            raise _too_late(deadline) from error
+            raise _timeout_error(deadline) from error
 
-    async def _ask(self, request: Request, tls: TlsFiles) -> Stream:
-        """The answer's head; asked for again where an idle connection had just been closed."""
+    async def _request(self, request: Request, tls: TlsFiles) -> Stream:
+        """The answer's head; requested again where an idle connection had just been closed."""
         if self._session is None:
             raise Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
-        url, proxy, options = self._locate(request.url), self._judge.proxy, _options(request)
+        url, proxy, options = self._locate(request.url), self._judge.proxy, _http_options(request)
         if url.scheme == "https":
             options |= {"ssl": await self._contexts.get(tls), "server_hostname": tls.server_name}
         if proxy is not None:
@@ -223,11 +223,11 @@ class Egress:
             try:
                 response = await self._session.request(request.method, url, **options)
                 break
-            except (_Lost, aiohttp.ClientError, OSError) as failure:
-                error = failure.error if isinstance(failure, _Lost) else failure
-                now, proxied = progress.get(), proxy is not None
-                if now.dialled or not (repeatable and isinstance(error, _CROSSED)):
-                    raise no_answer(error, sent=now.sent, proxied=proxied) from error
+            except (_ConnectionLost, aiohttp.ClientError, OSError) as failure:
+                error = failure.error if isinstance(failure, _ConnectionLost) else failure
+                exchange, proxied = progress.get(), proxy is not None
+                if exchange.dialled or not (repeatable and isinstance(error, _IDLE_CLOSED)):
+                    raise no_answer(error, sent=exchange.sent, proxied=proxied) from error
                 repeatable = False
         if response.status < 200 or (response.status == 407 and proxy and url.scheme == "http"):
             response.close()
@@ -240,7 +240,7 @@ class Egress:
         located = locate(url)
         host = located.raw_host or ""
         if is_address(host) and not self._judge.permits(host):
-            raise forbidden(host)
+            raise address_refusal(host)
         return located
 
 
@@ -255,20 +255,20 @@ _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
 def locate(url: str) -> URL:
     """Read a URL the one way it will be dialled, spelled as it goes on the wire; or refuse it."""
-    found = _SHAPE.fullmatch(url)
-    if not found:
+    match = _SHAPE.fullmatch(url)
+    if not match:
         raise Fixable("connection_invalid", "Not an http or https URL.", URL_HINT)
-    scheme, authority, path, query = found.groups()
+    scheme, authority, path, query = match.groups()
     return URL.build(
         scheme=scheme.lower(),
         authority=read_authority(scheme.lower(), authority),
-        path=_visible(path or "/"),
-        query_string=_visible(query or ""),
+        path=_quote_invisible(path or "/"),
+        query_string=_quote_invisible(query or ""),
         encoded=True,
     )
 
 
-def _visible(text: str) -> str:
+def _quote_invisible(text: str) -> str:
     return text if text.isascii() and " " not in text else quote(text, safe=_VISIBLE)
 
 
@@ -276,20 +276,20 @@ def _visible(text: str) -> str:
 class Progress:
     """How far one exchange has come."""
 
-    sent: bool = False  # from when on the other side may have seen something of it
-    dialled: bool = False  # its connection is a new one
+    sent: bool = False  # whether the other side may have seen a part of its request
+    dialled: bool = False  # whether its connection is a new one
 
 
 progress: ContextVar[Progress] = ContextVar("progress")
 
 
 def was_sent() -> bool:
-    """Whether the other side may have seen something of this task's last exchange."""
+    """Whether the other side may have seen a part of this task's last request."""
     return progress.get().sent
 
 
 class JudgedConnector(aiohttp.TCPConnector):
-    """Gives out connections that may be used, and notes that nothing is sent before one is.
+    """Gives out connections that may be used; until then it notes that nothing was sent.
 
     A connection that was kept is judged again before it is used again: new rules hold at once.
     """
@@ -303,8 +303,8 @@ class JudgedConnector(aiohttp.TCPConnector):
             limit=limits.MAX_EXCHANGES,
         )
         self._judge = judge
-        # When certificates end.
-        self.shown: LRUCache[str, datetime] = LRUCache(limits.MAX_REMEMBERED)
+        # When servers' certificates end, by the server's origin.
+        self.certificate_ends: LRUCache[str, datetime] = LRUCache(limits.MAX_REMEMBERED)
 
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:
         """A connection on which nothing was sent yet."""
@@ -315,22 +315,22 @@ class JudgedConnector(aiohttp.TCPConnector):
             connection.close()
             connection = await super().connect(*args, **kwargs)
         if exchange.dialled and connection.transport and (end := end_of(connection.transport)):
-            self.shown[str(args[0].url.origin())] = end
+            self.certificate_ends[str(args[0].url.origin())] = end
         exchange.sent = True
         return connection
 
     def _open_socket(self, info: Any) -> socket.socket:
-        """The last door: whatever way an address took to get here, this one is being dialled."""
+        """The last check: however an address came here, it is dialled now."""
         family, kind, protocol, _, address = info
         if not self._may_be_used(address[0]):
             raise PermissionError(errno.EACCES, "address not allowed")
         progress.get().dialled = True
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return made
+        new_socket = socket.socket(family, kind, protocol)
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return new_socket
 
     def _may_be_used_again(self, connection: Connection) -> bool:
-        """Whether a kept connection leads where we may go, and nothing came on it unasked."""
+        """Whether a kept connection leads to a permitted address, and no byte came unasked."""
         protocol, transport = connection.protocol, connection.transport
         if protocol is None or transport is None or protocol.should_close:
             return False
@@ -341,10 +341,10 @@ class JudgedConnector(aiohttp.TCPConnector):
         return self._judge.permits(address) or address in self._judge.proxy_addresses
 
 
-_CROSSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+_IDLE_CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
-class _Lost(Exception):
+class _ConnectionLost(Exception):
     """A connection was lost before the head of an answer came."""
 
     def __init__(self, error: Exception) -> None:
@@ -352,42 +352,42 @@ class _Lost(Exception):
 
 
 class _Response(ClientResponse):
-    """An answer that is not asked for twice.
+    """An answer whose request aiohttp does not repeat.
 
-    aiohttp itself repeats a GET, PUT or DELETE whose connection was lost, unless the error is one
-    it does not know.
+    aiohttp itself repeats a GET, PUT or DELETE whose connection was lost, unless it does not know
+    the error.
     """
 
     async def start(self, connection: Connection) -> ClientResponse:
         try:
             return await super().start(connection)
         except (aiohttp.ClientError, OSError) as error:
-            raise _Lost(error) from error
+            raise _ConnectionLost(error) from error
 
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
-def _options(request: Request) -> dict[str, Any]:
+def _http_options(request: Request) -> dict[str, Any]:
     """The request in aiohttp's terms."""
     if request.method not in _METHODS:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
     body = request.body
     data = BytesIO(body) if body is not None and len(body) > limits.LARGE_BYTES else body
-    headers = _sendable(request.headers)
+    headers = _sendable_headers(request.headers)
     options = {"headers": headers, "allow_redirects": False, "data": data}
     names = [name.lower() for name, _ in headers]
     may_have_body = body is not None or request.method in ("POST", "PUT", "PATCH")
     if "accept" not in names or (may_have_body and "content-type" not in names):
-        options["skip_auto_headers"] = ("Accept", "Content-Type")  # aiohttp's own are not sent
+        options["skip_auto_headers"] = ("Accept", "Content-Type")  # else aiohttp sends its own
     return options
 
 
 _is_name = lru_cache(limits.MAX_REMEMBERED)(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch)
 
 
-def _sendable(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """A caller's headers, each checked, but for those that are ours."""
+def _sendable_headers(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A caller's headers, each checked, without those that the gateway sets itself."""
     for name, value in pairs:
         if not (_is_name(name) and value.isascii() and value.replace("\t", " ").isprintable()):
             raise Fixable(
@@ -398,7 +398,7 @@ def _sendable(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[0].lower() not in OWN_HEADERS]
 
 
-def _received(response: ClientResponse) -> Pairs:
+def _read_headers(response: ClientResponse) -> Pairs:
     """A server's headers, their names in lower case."""
     headers = [
         (name.decode("latin-1").lower(), value.strip(b" \t").decode("utf-8", "replace"))
@@ -407,21 +407,21 @@ def _received(response: ClientResponse) -> Pairs:
     return tuple(headers)
 
 
-def _redirected(request: Request, answer: Answer) -> Request | None:
+def _next_request(request: Request, answer: Answer) -> Request | None:
     """The request that a redirect on the same host asks for, or None if it is no redirect."""
-    place = answer.header("location")
-    redirects = answer.status in (301, 302, 303, 307, 308) and request.method in ("GET", "HEAD")
-    if not redirects or not place:
+    location = answer.header("location")
+    is_redirect = answer.status in (301, 302, 303, 307, 308) and request.method in ("GET", "HEAD")
+    if not is_redirect or not location:
         return None
-    here, there = locate(request.url), locate(urljoin(request.url, place))
-    upgraded = here.port == 80 and there.scheme == "https" and there.port == 443
-    if here.host != there.host or not (upgraded or here.origin() == there.origin()):
+    source, target = locate(request.url), locate(urljoin(request.url, location))
+    is_upgrade = source.port == 80 and target.scheme == "https" and target.port == 443
+    if source.host != target.host or not (is_upgrade or source.origin() == target.origin()):
         raise Refused(
             "access_denied",
-            f"{here.host} redirects to another host, which is not followed.",
+            f"{source.host} redirects to another host, which is not followed.",
             "Give the address where the document really is.",
         )
-    return replace(request, url=str(there))
+    return replace(request, url=str(target))
 
 
 _HINT = "Try again later; if it stays so, check the connection's address."
@@ -431,7 +431,7 @@ _PROXY_WANTS_LOGIN = "The proxy does not accept the gateway's credentials."
 _NOT_RESOLVED = "The host's name could not be resolved."
 _BROKEN_OFF = "The answer broke off, or can't be unpacked."
 _NOT_HTTP = "The answer is not valid HTTP."
-# The first that fits, from the particular to the general. None of the foreign text: it names hosts.
+# The first entry that fits counts. The text of the error itself is not used: it names hosts.
 _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ClientHttpProxyError, "The proxy did not connect to the server."),
     (aiohttp.ClientProxyConnectionError, _PROXY_UNREACHABLE),
@@ -446,20 +446,20 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def _too_late(deadline: float) -> NoAnswer:
+def _timeout_error(deadline: float) -> NoAnswer:
     words = f"There was no complete answer within {deadline:g} s."
     hint = "Ask for less at once, or raise timeout_seconds of the connection."
     return NoAnswer("upstream_timeout", words, hint, sent=progress.get().sent)
 
 
 def no_answer(error: Exception, *, sent: bool, proxied: bool = False) -> NoAnswer:
-    """Our word for an exchange that failed with this error."""
+    """Our own error for an exchange that failed with this error."""
     words = next(words for kind, words in _WORDS if isinstance(error, kind))
     hint, cause = _PROXY_HINT if proxied else _HINT, error.__cause__
     if isinstance(error, aiohttp.ClientHttpProxyError) and error.status == 407:
         words = _PROXY_WANTS_LOGIN
     elif proxied and isinstance(error, aiohttp.ClientConnectorDNSError):
-        words = _PROXY_UNREACHABLE  # whose name is the only one that we resolve then
+        words = _PROXY_UNREACHABLE  # we then resolve the name of the proxy only
     elif isinstance(error, aiohttp.ClientConnectorError) and error.errno == errno.ECONNREFUSED:
         words = _PROXY_UNREACHABLE if proxied else "The connection was refused."
     elif isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):

@@ -1,6 +1,6 @@
-"""What comes back: how much of an answer may be held, and whether it is text, JSON, or neither.
+"""The bodies of answers: how much may be held, and whether they are text, JSON, or neither.
 
-The Content-Type is believed as far as it goes; one that says little is checked against the bytes.
+The Content-Type is believed as far as it goes; a vague one is checked against the bytes.
 A charset comes from a byte order mark or from the Content-Type. Parsing a large JSON text takes up
 to forty times its memory and holds up every thread of its process, so that it is done in a worker
 process.
@@ -22,7 +22,7 @@ import orjson
 
 from gateway.limits import MAX_JSON_DEPTH, MAX_REMEMBERED, STEP_BYTES
 
-# What a function of ours makes of the data in a worker process; None where that takes too much.
+# Runs a function of ours on data in a worker process; None where that takes too much.
 Work = Callable[..., Awaitable[bytes | bytearray | None]]
 
 NOT_JSON = object()
@@ -36,30 +36,30 @@ _NO_CHARSETS = {"idna", "punycode", "undefined", "utf-7", "unicode_escape", "raw
 
 
 class Room:
-    """The right to hold one large answer, taken if it turns out to be one, while the block lasts.
+    """The right to hold one large answer while the block lasts; taken once the answer is large.
 
-    Up to `bytes` nobody has to ask. An answer that waits for its turn is not read from the wire,
-    and one that gets none in time is cut.
+    An answer up to `bytes` needs no right. An answer that waits for the right is not read from the
+    wire meanwhile, and an answer that does not get it in time is cut.
     """
 
-    __slots__ = ("_free", "_taken", "bytes")
+    __slots__ = ("_free", "_slots", "bytes")
 
     def __init__(self, bytes: int, free: tuple[asyncio.Semaphore, ...]) -> None:
         self.bytes = bytes
         self._free = free
-        self._taken: list[asyncio.Semaphore] = []
+        self._slots: list[asyncio.Semaphore] = []
 
     async def holds(self, size: int) -> bool:
-        """Whether so much of an answer may be held."""
+        """Whether an answer of this size may be held."""
         return size <= self.bytes or await self.take(None)
 
     async def take(self, until: float | None) -> bool:
-        """Whether a large answer may be held; waits for that, at most until then."""
+        """Whether a large answer may be held; waits for that, at most until `until`."""
         try:
             async with asyncio.timeout_at(until):
-                for free in self._free[len(self._taken) :]:
-                    await free.acquire()
-                    self._taken.append(free)
+                for slot in self._free[len(self._slots) :]:
+                    await slot.acquire()
+                    self._slots.append(slot)
         except TimeoutError:
             return False
         return True
@@ -68,25 +68,25 @@ class Room:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for taken in self._taken:
-            taken.release()
+        for slot in self._slots:
+            slot.release()
 
 
 async def collect(
     read: Callable[[], Awaitable[bytes]], max_bytes: int, room: Room | None, until: float
 ) -> tuple[bytes, bool]:
-    """What is read, chunk by chunk, put together up to a bound, and whether there was more."""
-    body, size, most = BytesIO(), 0, max_bytes
+    """The chunks that `read` gives, joined up to a bound, and whether there were more."""
+    body, size, bound = BytesIO(), 0, max_bytes
     while chunk := await read():
         size += len(chunk)
         if room is not None and size > room.bytes:
-            most = max_bytes if await room.take(until) else room.bytes
+            bound = max_bytes if await room.take(until) else room.bytes
             room = None
-        body.write(chunk)  # which grows where it is: parts that are joined would be there twice
-        if size > most:
-            body.truncate(most)
+        body.write(chunk)  # grows in place: joining chunks would hold them twice
+        if size > bound:
+            body.truncate(bound)
             break
-    return body.getvalue(), size > most
+    return body.getvalue(), size > bound
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
@@ -96,7 +96,7 @@ def essence(media_type: str) -> str:
 
 
 def as_text(body: bytes, media_type: str) -> str | None:
-    """The body, which is in UTF-8 if it is text at all, as text; None if it is none."""
+    """The body, which is in UTF-8 if it is text at all, as text; None if it is not text."""
     kind, body = essence(media_type), body.removeprefix(codecs.BOM_UTF8)
     if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
         return body.decode("utf-8", "replace")
@@ -115,7 +115,7 @@ def text_or_base64(body: bytes, media_type: str) -> str:
 
 
 def may_be_json(body: bytes, media_type: str) -> bool:
-    """Whether it is worth a try: a type that says little is tried for what it is."""
+    """Whether parsing as JSON is worth a try: under a vague type the first bytes decide."""
     kind = essence(media_type)
     return kind.endswith("json") or (kind in _VAGUE and bool(_JSON_BEGINS.match(body)))
 
@@ -147,7 +147,7 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def charset_of(body: bytes, media_type: str) -> str | None:
-    """What a text has to be decoded with; None: it is UTF-8, or no text."""
+    """The charset to decode a text with; None: it is UTF-8, or no text."""
     if essence(media_type).startswith(_FILES):
         return None
     if body.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
@@ -164,7 +164,7 @@ def _declared_charset(media_type: str) -> str | None:
     message["content-type"] = media_type
     try:
         codec = codecs.lookup(message.get_content_charset() or "utf-8").name
-        b"x".decode(codec, "replace")  # raises LookupError for what is no encoding of text
+        b"x".decode(codec, "replace")  # raises LookupError for a codec that is no encoding of text
     except (LookupError, ValueError):
         return None
     if codec in _NO_CHARSETS or codec.startswith("utf-8"):

@@ -1,9 +1,9 @@
-"""Who may do what: effective access, and the decision on one call with the rule that said so. Pure.
+"""What a principal may do: effective access, and the decision on one call with its rule. Pure.
 
 Effective access is the smaller of what the admin grants and what the user chose: read-write shows
 everything but dangerous tools, read-only shows reads, disabled shows nothing. A connection of
 another organization does not exist for the caller: `level` is None then, and every edge answers as
-for a name nobody ever used.
+for a name that was never used.
 
 Of a tool that the caller may see, permissions decide: a word about this very tool first, then the
 level. The reason goes to the model, the audit row and the console alike.
@@ -29,15 +29,15 @@ from gateway.model import Level, Principal, Problem, Tool
 
 LEVELS: tuple[Level, ...] = ("disabled", "read-only", "read-write")
 RAW_REQUESTS = "proxy"  # what permissions call a raw request that is no tool's
-_LEVELS = ("full_access", "execute_with_confirm", "read_only")
+_PERMISSION_LEVELS = ("full_access", "execute_with_confirm", "read_only")
 
 
 def level(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> Level | None:
     """What the principal may do with the connection; None: it may not know that it exists."""
     if not may_know(principal, state):
         return None
-    granted, chosen = admin_level(state), user_level(snapshot, principal, state.name)
-    return chosen if granted == "read-write" else min(granted, chosen, key=LEVELS.index)
+    by_admin, by_user = admin_level(state), user_level(snapshot, principal, state.name)
+    return by_user if by_admin == "read-write" else min(by_admin, by_user, key=LEVELS.index)
 
 
 def may_know(principal: Principal, state: ConnectionState) -> bool:
@@ -49,7 +49,7 @@ def may_know(principal: Principal, state: ConnectionState) -> bool:
 
 
 def oversees(snapshot: Snapshot, principal: Principal, connection: str) -> bool:
-    """Whether what others do with a connection is this principal's business."""
+    """Whether the principal may see what other principals do with a connection."""
     if not principal.admin or principal.organization is None:
         return principal.admin
     state = snapshot.connections.get(connection)
@@ -63,42 +63,42 @@ def admin_level(state: ConnectionState) -> Level:
 
 def user_level(snapshot: Snapshot, principal: Principal, connection: str) -> Level:
     """The user's side: a choice made at run time, else the configured one, else the default."""
-    chosen = snapshot.choices.get((principal.name, connection))
-    return chosen or principal.connections.get(connection) or principal.access
+    choice = snapshot.choices.get((principal.name, connection))
+    return choice or principal.connections.get(connection) or principal.access
 
 
 def limit_of(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> str:
     """What keeps a principal's access to a connection below read-write; "": nothing does."""
-    granted, who, name = level(snapshot, principal, state), principal.name, state.name
-    if granted is None:
-        return f"{name} belongs to the organization {state.settings.organization}; {who} does not."
-    if granted == "read-write":
+    access, user, name = level(snapshot, principal, state), principal.name, state.name
+    if access is None:
+        return f"{name} belongs to the organization {state.settings.organization}; {user} does not."
+    if access == "read-write":
         return ""
-    what = "only its reads are" if granted == "read-only" else "nothing of it is"
-    if granted == admin_level(state):
-        rule = f"access = {granted}" if state.settings.enabled else "enabled = false"
-        return f"The settings of {name} say {rule}: {what} shown."
-    if (who, name) in snapshot.choices:
-        return f"{who} chose {granted} for {name}: {what} shown."
+    visible = "only its reads are" if access == "read-only" else "nothing of it is"
+    if access == admin_level(state):
+        rule = f"access = {access}" if state.settings.enabled else "enabled = false"
+        return f"The settings of {name} say {rule}: {visible} shown."
+    if (user, name) in snapshot.choices:
+        return f"{user} chose {access} for {name}: {visible} shown."
     key = f"connections.{name}" if name in principal.connections else "access"
-    return f"principals.{who}.{key} is {granted}: {what} shown."
+    return f"principals.{user}.{key} is {access}: {visible} shown."
 
 
-def shows(granted: Level | None, tool: Tool) -> bool:
+def may_see(access: Level | None, tool: Tool) -> bool:
     """Whether a tool is visible, and callable, at this level."""
-    if granted is None or granted == "disabled" or tool.access == "dangerous":
+    if access is None or access == "disabled" or tool.access == "dangerous":
         return False
-    return granted == "read-write" or tool.access == "read"
+    return access == "read-write" or tool.access == "read"
 
 
 def visible_tools(
     snapshot: Snapshot, principal: Principal, state: ConnectionState
 ) -> tuple[Tool, ...]:
     """The connection's tools this principal may see."""
-    granted = level(snapshot, principal, state)
-    if granted == "read-write":
+    access = level(snapshot, principal, state)
+    if access == "read-write":
         return state.tools
-    return state.reads if granted == "read-only" else ()
+    return state.reads if access == "read-only" else ()
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -147,32 +147,32 @@ def permit(
     `judged` is what permissions are asked about, where it is not the tool itself.
     """
     state = snapshot.connections[tool.connection]
-    granted, read_only = level(snapshot, principal, state), "You have read-only access to"
-    if not shows(granted, tool):
-        if granted == "read-only":
+    access, read_only = level(snapshot, principal, state), "You have read-only access to"
+    if not may_see(access, tool):
+        if access == "read-only":
             raise Refused("read_only", f"{read_only} {state.display_name}")
         raise Refused("access_denied", f"you have no access to {state.display_name}")
     if tool.access != "read" and "tools:write" in principal.withheld:
         raise InsufficientScope("tools:read", "tools:write")
     decision = decide(judged or tool, snapshot.permissions)
     if decision.outcome == "block":
-        reads = decision.code == "read_only"
-        said = f"{read_only} {state.display_name}" if reads else f"{tool.name} is blocked"
-        raise Refused(decision.code, said, decision.reason)
+        is_read_only = decision.code == "read_only"
+        message = f"{read_only} {state.display_name}" if is_read_only else f"{tool.name} is blocked"
+        raise Refused(decision.code, message, decision.reason)
     return decision
 
 
 def permit_again(
     snapshot: Snapshot,
-    known: Principal,
+    caller: Principal,
     find: Callable[[Snapshot, Principal], tuple[Tool, Tool]],
     fingerprint: str,
 ) -> tuple[Tool, Tool]:
-    """The tool that a call which waited may be made of now, and the one permissions are about.
+    """The tool that a call which waited is made with now, and the tool permissions are asked about.
 
-    Raises Refused: it was allowed for one tool as it was, to someone with the right to it.
+    Raises Refused where the tool, or the caller's right to it, has changed since it was allowed.
     """
-    principal = principal_now(snapshot.settings, known)
+    principal = principal_now(snapshot.settings, caller)
     if principal is None:
         raise Refused("access_denied", "the caller has no access any more")
     try:
@@ -185,70 +185,70 @@ def permit_again(
     return tool, judged
 
 
-def principal_now(settings: Settings, known: Principal) -> Principal | None:
-    """A principal whose call waited, with the rights it has now; None: it has none any more."""
-    configured, auth = settings.principals.get(known.name), settings.auth
+def principal_now(settings: Settings, before: Principal) -> Principal | None:
+    """A principal whose call waited, with the rights it has now; None: it has none left."""
+    configured, auth = settings.principals.get(before.name), settings.auth
     by_provider = auth.oauth if auth.oauth and auth.oauth.sign_in == "oidc" else None
     rules = {"jwt": auth, "oauth": by_provider}.get(auth.mode)
     if configured is None and rules is None:
-        return known if auth.mode == "none" else None
-    now = configured_principal(known.name, configured) if configured else Principal(known.name)
+        return before if auth.mode == "none" else None
+    now = configured_principal(before.name, configured) if configured else Principal(before.name)
     if rules is None:
         return now
-    # What its token claimed can't be asked again; what is configured beside it can.
+    # The claims of its token can't be asked for again; its configured rights can.
     claims = {
         "role": rules.role_claim,
         "organization": rules.organization_claim,
         "admin": rules.admin_claim,
     }
-    return replace(now, **{name: getattr(known, name) for name, claim in claims.items() if claim})
+    return replace(now, **{name: getattr(before, name) for name, claim in claims.items() if claim})
 
 
-_OF_PRINCIPAL = {"admin", "organization", "role", "access", "connections"}
+_PRINCIPAL_FIELDS = {"admin", "organization", "role", "access", "connections"}
 
 
 def configured_principal(name: str, settings: PrincipalSettings) -> Principal:
-    """A principal with all that its table says."""
-    return Principal(name, **settings.model_dump(include=_OF_PRINCIPAL))
+    """A principal with all that its table in config.toml says."""
+    return Principal(name, **settings.model_dump(include=_PRINCIPAL_FIELDS))
 
 
-# --- what is written and does not hold ------------------------------------------------------------
+# --- settings that have no effect -----------------------------------------------------------------
 
 
 def configuration_problems(snapshot: Snapshot) -> tuple[Problem, ...]:
-    """What is written in config.toml or was put, and does not do what it says."""
+    """The settings, of config.toml or put at run time, that do not do what they say."""
     return (
         *(snapshot.put.problems if snapshot.put else ()),
         *_unmatched_tools(snapshot),
-        *_unmatched_in_bundles(snapshot),
+        *_unmatched_bundle_tools(snapshot),
         *_unmatched_connections(snapshot),
-        *_overruled(snapshot),
+        *_overruled_permissions(snapshot),
     )
 
 
 def _unmatched_tools(snapshot: Snapshot) -> Iterator[Problem]:
     permissions = snapshot.permissions
-    named = [(f"permissions.tools.{name}", name) for name in permissions.tools]
-    named += [("permissions.auto_approve.tools", name) for name in permissions.auto_approve.tools]
+    rules = [(f"permissions.tools.{name}", name) for name in permissions.tools]
+    rules += [("permissions.auto_approve.tools", name) for name in permissions.auto_approve.tools]
     unread = [state for state in snapshot.connections.values() if state.build is None]
-    for where, name in named:
+    for where, name in rules:
         if name in snapshot.tools or name == RAW_REQUESTS:
             continue
         if not any(_may_have(snapshot, state, name) for state in unread):
-            now = snapshot.successors.get(name)
-            renamed = f" any more: it is called {now[0]!r}" if now else ""
+            successor = snapshot.successors.get(name)
+            renamed = f" any more: it is called {successor[0]!r}" if successor else ""
             yield _warning(where, f"there is no tool {name!r}{renamed}")
 
 
-def _unmatched_in_bundles(snapshot: Snapshot) -> Iterator[Problem]:
-    """Tools that bundles name one by one; a glob may well be there for what comes later."""
+def _unmatched_bundle_tools(snapshot: Snapshot) -> Iterator[Problem]:
+    """Tools that bundles name one by one; a glob may well be there for tools that come later."""
     for key, bundle in snapshot.settings.bundles.items():
         names = {*bundle.allow, *bundle.deny}
         states = [snapshot.connections.get(name) for name in bundle.connections]
         if not any(map(_is_name, names)) or not all(state and state.build for state in states):
             continue
-        known = {tool.local_name for state in states if state for tool in state.tools}
-        for name in sorted(filter(_is_name, names - known)):
+        tool_names = {tool.local_name for state in states if state for tool in state.tools}
+        for name in sorted(filter(_is_name, names - tool_names)):
             where = "deny" if name in bundle.deny else "allow"
             yield _warning(
                 key_path("bundles", key, where), f"its connections have no tool {name!r}"
@@ -262,60 +262,60 @@ def _is_name(pattern: str) -> bool:
 def _may_have(snapshot: Snapshot, state: ConnectionState, name: str) -> bool:
     """Whether a connection that has not been read yet might have a tool of this name."""
     settings = state.settings
-    given = [rule.as_ for rule in settings.wrap] if isinstance(settings, McpConnection) else []
+    own_names = [rule.as_ for rule in settings.wrap] if isinstance(settings, McpConnection) else []
     portable = [f"{key}_" for key, at in snapshot.settings.capabilities.items() if at == state.name]
-    return name in given or name.startswith((state.prefix, *portable))
+    return name in own_names or name.startswith((state.prefix, *portable))
 
 
 def _unmatched_connections(snapshot: Snapshot) -> Iterator[Problem]:
     settings = snapshot.settings
     if settings.azure is not None:
         return  # its connections come and go
-    named = [
-        (key_path("principals", who, "connections"), name)
-        for who, principal in settings.principals.items()
+    rules = [
+        (key_path("principals", user, "connections"), name)
+        for user, principal in settings.principals.items()
         for name in principal.connections
     ]
-    named += [
+    rules += [
         (key_path("bundles", key, "connections"), name)
         for key, bundle in settings.bundles.items()
         for name in bundle.connections
     ]
-    named += [(f"capabilities.{key}", name) for key, name in settings.capabilities.items()]
-    for where, name in named:
+    rules += [(f"capabilities.{key}", name) for key, name in settings.capabilities.items()]
+    for where, name in rules:
         if name not in snapshot.connections:
             yield _warning(where, f"there is no connection {name!r}")
 
 
-def _overruled(snapshot: Snapshot) -> Iterator[Problem]:
+def _overruled_permissions(snapshot: Snapshot) -> Iterator[Problem]:
     """Where config.toml is stricter than the permissions that were put over it."""
-    written, put = snapshot.settings.permissions, snapshot.stored_permissions
+    configured, put = snapshot.settings.permissions, snapshot.stored_permissions
     if put is None:
         return
-    if _LEVELS.index(written.level) > _LEVELS.index(put.level):
-        yield _weaker("level", written.level, put.level)
-    for name in sorted((_named(written) | _named(put)) & snapshot.tools.keys()):
-        here, there = (decide(snapshot.tools[name], each) for each in (written, put))
-        if caution(here) > caution(there):
-            yield _weaker(f"tools.{name}", here.outcome, there.outcome)
-    if written.always_allow_minutes < put.always_allow_minutes:
-        minutes = (written.always_allow_minutes, put.always_allow_minutes)
+    if _PERMISSION_LEVELS.index(configured.level) > _PERMISSION_LEVELS.index(put.level):
+        yield _weaker("level", configured.level, put.level)
+    for name in sorted((_named_tools(configured) | _named_tools(put)) & snapshot.tools.keys()):
+        before, after = (decide(snapshot.tools[name], each) for each in (configured, put))
+        if caution(before) > caution(after):
+            yield _weaker(f"tools.{name}", before.outcome, after.outcome)
+    if configured.always_allow_minutes < put.always_allow_minutes:
+        minutes = (configured.always_allow_minutes, put.always_allow_minutes)
         yield _weaker("always_allow_minutes", *(f"{each:g}" for each in minutes))
-    if put.always_allow_high_risk and not written.always_allow_high_risk:
+    if put.always_allow_high_risk and not configured.always_allow_high_risk:
         yield _weaker("always_allow_high_risk", "false", "true")
-    if put.self_approval and not written.self_approval:
+    if put.self_approval and not configured.self_approval:
         yield _weaker("self_approval", "false", "true")
 
 
-def _named(permissions: Permissions) -> set[str]:
+def _named_tools(permissions: Permissions) -> set[str]:
     return {*permissions.tools, *permissions.auto_approve.tools}
 
 
-def _weaker(key: str, written: str, put: str) -> Problem:
+def _weaker(key: str, rule: str, put: str) -> Problem:
     return Problem(
         "error",
         f"permissions.{key}",
-        f"config.toml says {written}, which is stricter, but {put} was put at run time and stays "
+        f"config.toml says {rule}, which is stricter, but {put} was put at run time and stays "
         "in force until DELETE /api/v1/permissions",
         configured=True,
     )

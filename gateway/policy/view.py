@@ -28,8 +28,8 @@ from gateway.config.connection import McpConnection
 from gateway.config.profiles import Form
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
-from gateway.naming import matching
-from gateway.policy.access import level, limit_of, shows, visible_tools
+from gateway.naming import find_pattern
+from gateway.policy.access import level, limit_of, may_see, visible_tools
 
 CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
 
@@ -57,7 +57,7 @@ class View:
     entries: tuple[bytes, ...]
     digests: tuple[bytes, ...]  # of the entries
     digest: str
-    connections: Mapping[str, tuple[Tool, ...]]  # what is in it of each; of some nothing yet
+    connections: Mapping[str, tuple[Tool, ...]]  # the view's tools of each; of some none yet
 
     def page(self, cursor: str | None, size: int) -> bytes | None:
         """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave.
@@ -69,18 +69,18 @@ class View:
         if start is None:
             return None
         end = start + size
-        listed = b'"tools":[' + b",".join(self.entries[start:end]) + b"]"
+        body = b'"tools":[' + b",".join(self.entries[start:end]) + b"]"
         if end < len(self.entries):
             kind = "own" if end <= len(self.own) else "tool"
-            listed += b',"nextCursor":"%b"' % f"{kind}:{self.names[end - 1]}".encode()
-        return listed
+            body += b',"nextCursor":"%b"' % f"{kind}:{self.names[end - 1]}".encode()
+        return body
 
     def _after(self, cursor: str) -> int | None:
-        found = CURSOR.fullmatch(cursor)
-        if found is None:
+        match = CURSOR.fullmatch(cursor)
+        if match is None:
             return None
-        first, last = (0, len(self.own)) if found[1] == "own" else (len(self.own), None)
-        return bisect_right(self.names, found[2], first, last)
+        first, last = (0, len(self.own)) if match[1] == "own" else (len(self.own), None)
+        return bisect_right(self.names, match[2], first, last)
 
     @property
     def tools(self) -> dict[str, Tool]:
@@ -89,7 +89,7 @@ class View:
 
 
 def standing(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[object, ...]:
-    """What a view hangs on, of its principal: two with the same standing see the same."""
+    """What a view depends on: two principals with the same standing see the same."""
     levels = tuple(level(snapshot, principal, state) for state in snapshot.connections.values())
     return scope, bundles_of(snapshot, principal, scope), principal.admin, levels
 
@@ -102,40 +102,40 @@ def view(
     form: Form = "full",
 ) -> View:
     """What this principal sees at this address, as clients are sent it in this form."""
-    at = _viewpoint(snapshot, principal, scope)
+    point = _viewpoint(snapshot, principal, scope)
     states = [
         state
         for state in snapshot.connections.values()
-        if at.naming(state)
-        or (at.open and level(snapshot, principal, state) not in (None, "disabled"))
+        if point.bundles_with(state)
+        or (point.open and level(snapshot, principal, state) not in (None, "disabled"))
     ]
-    allowed = {state.name: _allowed(at, state) for state in states}
-    meta_bundles = [b for key, b in at.bundles.items() if _kept_behind(key, b, allowed)]
-    behind = {name for bundle in meta_bundles for name in bundle.connections}
+    tools_of = {state.name: _allowed_tools(point, state) for state in states}
+    meta_bundles = [b for key, b in point.bundles.items() if _why_behind_meta(key, b, tools_of)]
+    in_meta = {name for bundle in meta_bundles for name in bundle.connections}
     names = sorted(
-        tool.name for name, tools in allowed.items() if name not in behind for tool in tools
+        tool.name for name, tools in tools_of.items() if name not in in_meta for tool in tools
     )
     direct = {name: snapshot.tools[name] for name in names}
-    meta = {tool.name: tool for name in behind for tool in allowed.get(name, ())}
-    has_meta = bool(behind & allowed.keys())
+    meta = {tool.name: tool for name in in_meta for tool in tools_of.get(name, ())}
+    has_meta = bool(in_meta & tools_of.keys())
     ordered = sorted(own_tools, key=_name)
-    own = [tool for tool in ordered if not _own_hidden(tool, at, has_meta)]
+    own = [tool for tool in ordered if not _why_own_hidden(tool, point, has_meta)]
     digests = {name: value for state in states for name, value in state.digests.items()}
     for state in states if form != "full" else ():
-        others = state.other_digests.items()
-        digests |= {name: value for (kind, name), value in others if kind == form}
-    listed = (*(tool.digest for tool in own), *(digests[name] for name in names))
+        other_digests = state.other_digests.items()
+        digests |= {name: value for (kind, name), value in other_digests if kind == form}
+    listed_digests = (*(tool.digest for tool in own), *(digests[name] for name in names))
     return View(
         scope,
-        tuple(at.bundles),
+        tuple(point.bundles),
         direct,
         meta,
         frozenset(map(_name, own)),
         (*map(_name, own), *names),
         (*map(_entry, own), *(tool.forms.get(form, tool.entry) for tool in direct.values())),
-        listed,
-        blake2b(b"".join(listed), digest_size=16).hexdigest(),
-        allowed,
+        listed_digests,
+        blake2b(b"".join(listed_digests), digest_size=16).hexdigest(),
+        tools_of,
     )
 
 
@@ -154,8 +154,8 @@ def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[
         workflow, step = scope.names
         steps = settings.routes.get(workflow, {}).get(principal.role or "", {})
         return tuple(sorted(set(steps.get(step, ()))))
-    allowed = role.bundles if role else settings.bundles if principal.role is None else ()
-    if not all(name in allowed for name in scope.names):
+    candidates = role.bundles if role else settings.bundles if principal.role is None else ()
+    if not all(name in candidates for name in scope.names):
         return ()
     return tuple(sorted(set(scope.names)))
 
@@ -164,7 +164,7 @@ Bundles = Mapping[str, Bundle]
 
 
 class Viewpoint(NamedTuple):
-    """Who looks, where, at what: all that the rules of a view go by."""
+    """The principal, the address and the snapshot: all that the rules of a view go by."""
 
     snapshot: Snapshot
     principal: Principal
@@ -172,7 +172,7 @@ class Viewpoint(NamedTuple):
     bundles: Bundles
     open: bool  # no bundle narrows the view
 
-    def naming(self, state: ConnectionState) -> Bundles:
+    def bundles_with(self, state: ConnectionState) -> Bundles:
         """The bundles that the connection is in."""
         return {key: each for key, each in self.bundles.items() if state.name in each.connections}
 
@@ -186,82 +186,82 @@ def _viewpoint(snapshot: Snapshot, principal: Principal, scope: Scope) -> Viewpo
 def why_hidden(
     snapshot: Snapshot, principal: Principal, seen: View, state: ConnectionState, tool: Tool | None
 ) -> str:
-    """The rule that keeps a tool out of a list, or, for no tool in particular, a whole connection.
+    """The rule that keeps a tool out of a list, or, where no tool is given, a whole connection.
 
-    "": none does.
+    "": no rule does.
     """
-    at, granted = _viewpoint(snapshot, principal, seen.scope), level(snapshot, principal, state)
-    here = at.naming(state)
-    if not (shows(granted, tool) if tool else granted not in (None, "disabled")):
+    point, access = _viewpoint(snapshot, principal, seen.scope), level(snapshot, principal, state)
+    bundles = point.bundles_with(state)
+    if not (may_see(access, tool) if tool else access not in (None, "disabled")):
         return limit_of(snapshot, principal, state)
-    if not here and not at.open:
-        return _unbundled(at, state)
-    rules = [_distrusted(state, here), _narrowed(snapshot, here, tool) if tool else ""]
-    rules += [_kept_behind(key, each, seen.connections) for key, each in here.items()]
+    if not bundles and not point.open:
+        return _why_unbundled(point, state)
+    rules = [_why_distrusted(state, bundles), _why_denied(snapshot, bundles, tool) if tool else ""]
+    rules += [_why_behind_meta(key, each, seen.connections) for key, each in bundles.items()]
     return next(filter(None, rules), "")
 
 
 def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, seen: View) -> str:
-    """The rule that keeps a tool of the gateway's own out of a list; "": none does."""
-    return _own_hidden(tool, _viewpoint(snapshot, principal, seen.scope), bool(seen.meta))
+    """The rule that keeps a tool of the gateway's own out of a list; "": no rule does."""
+    return _why_own_hidden(tool, _viewpoint(snapshot, principal, seen.scope), bool(seen.meta))
 
 
-def _allowed(at: Viewpoint, state: ConnectionState) -> tuple[Tool, ...]:
+def _allowed_tools(point: Viewpoint, state: ConnectionState) -> tuple[Tool, ...]:
     """The connection's tools that the principal may see and every bundle that names it gives."""
-    here = at.naming(state)
-    if _distrusted(state, here):
+    bundles = point.bundles_with(state)
+    if _why_distrusted(state, bundles):
         return ()
-    tools = visible_tools(at.snapshot, at.principal, state)
-    if not here:
+    tools = visible_tools(point.snapshot, point.principal, state)
+    if not bundles:
         return tools
-    return tuple(tool for tool in tools if not _narrowed(at.snapshot, here, tool))
+    return tuple(tool for tool in tools if not _why_denied(point.snapshot, bundles, tool))
 
 
-def _unbundled(at: Viewpoint, state: ConnectionState) -> str:
+def _why_unbundled(point: Viewpoint, state: ConnectionState) -> str:
     """Why no bundle of the view has a connection."""
-    role, scope = at.principal.role, at.scope
-    who = f"the role {role}" if role else "those without a role"
-    if at.bundles:
-        return f"{state.name} is in none of the bundles here ({', '.join(at.bundles)})."
+    role, scope = point.principal.role, point.scope
+    audience = f"the role {role}" if role else "those without a role"
+    if point.bundles:
+        return f"{state.name} is in none of the bundles here ({', '.join(point.bundles)})."
     if scope.kind == "step":
-        return f"The step {'/'.join(scope.names)} has no bundles for {who}."
+        return f"The step {'/'.join(scope.names)} has no bundles for {audience}."
     if scope.kind == "own":
-        return f"There are no bundles for {who}."
-    unknown = [name for name in scope.names if name not in at.snapshot.settings.bundles]
+        return f"There are no bundles for {audience}."
+    unknown = [name for name in scope.names if name not in point.snapshot.settings.bundles]
     if unknown:
         return f"There is no bundle {unknown[0]}."
-    return f"Not every bundle at this address is for {who} ({', '.join(scope.names)})."
+    return f"Not every bundle at this address is for {audience} ({', '.join(scope.names)})."
 
 
-def _distrusted(state: ConnectionState, here: Bundles) -> str:
-    # The file is checked for this, but not for what was put while it was another.
+def _why_distrusted(state: ConnectionState, bundles: Bundles) -> str:
+    # config.toml is checked for this, but not for what was put while an older file was in force.
     if state.settings.trust == "trusted":
         return ""
-    loose = [key for key, each in here.items() if each.mode != "meta" or not each.explicit]
+    loose = [key for key, each in bundles.items() if each.mode != "meta" or not each.is_explicit]
     if not loose:
         return ""
     return f"{state.name} is untrusted: bundle {loose[0]} must have mode = meta and name its tools."
 
 
-def _narrowed(snapshot: Snapshot, here: Bundles, tool: Tool) -> str:
-    """What one of the bundles has against a tool, also by a name that the tool had."""
+def _why_denied(snapshot: Snapshot, bundles: Bundles, tool: Tool) -> str:
+    """Why one of the bundles does not give a tool, also by a name that the tool had."""
     name, *former = snapshot.local_names_of(tool)
-    for key, bundle in here.items():
-        if matching(name, bundle.allow) is None:
+    for key, bundle in bundles.items():
+        if find_pattern(name, bundle.allow) is None:
             return f"Bundle {key} does not allow it ({', '.join(bundle.allow)})."
-        for each in (name, *former):
-            if (pattern := matching(each, bundle.deny)) is not None:
+        for alias in (name, *former):
+            if (pattern := find_pattern(alias, bundle.deny)) is not None:
                 return f"Bundle {key} denies it ({pattern})."
     return ""
 
 
-def _kept_behind(key: str, bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> str:
+def _why_behind_meta(key: str, bundle: Bundle, tools_of: Mapping[str, tuple[Tool, ...]]) -> str:
     """Why a bundle's tools are not listed but reached through meta tools."""
     if bundle.mode == "meta":
         return f"Bundle {key} has mode = meta: it is called through mcp_call_tool."
     if bundle.mode == "direct":
         return ""
-    tokens = sum(tool.tokens for name in bundle.connections for tool in allowed.get(name, ()))
+    tokens = sum(tool.tokens for name in bundle.connections for tool in tools_of.get(name, ()))
     if tokens <= bundle.token_budget:
         return ""
     return (
@@ -270,18 +270,18 @@ def _kept_behind(key: str, bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...
     )
 
 
-def _own_hidden(tool: OwnTool, at: Viewpoint, has_meta: bool) -> str:
-    is_own = at.scope.kind == "own"
-    if not is_own and not at.bundles:
+def _why_own_hidden(tool: OwnTool, point: Viewpoint, has_meta: bool) -> str:
+    is_own_view = point.scope.kind == "own"
+    if not is_own_view and not point.bundles:
         return "No bundle is behind this address for them: it lists nothing."
     if tool.audience in ("everywhere", "meta"):
         is_there = has_meta or tool.audience == "everywhere"
         return "" if is_there else "No bundle here keeps its tools behind meta tools."
-    if not is_own:
+    if not is_own_view:
         return "It is listed at /mcp only."
-    if tool.audience == "admin" and not at.principal.admin:
+    if tool.audience == "admin" and not point.principal.admin:
         return "It is for admins."
-    if tool.audience == "azure" and at.snapshot.settings.azure is None:
+    if tool.audience == "azure" and point.snapshot.settings.azure is None:
         return "There is no [azure] table."
     return ""
 
@@ -299,18 +299,18 @@ class Offering:
 
 
 def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
-    """What servers the principal reads from in this view."""
+    """The servers that the principal reads from in this view."""
     states = [snapshot.connections[name] for name in sorted(seen.connections)]
     readable = [s for s in states if level(snapshot, principal, s) not in (None, "disabled")]
     bundles = [snapshot.settings.bundles[name] for name in seen.bundle_ids]
-    whole = tuple(state for state in readable if _is_whole(state, bundles))
-    is_sole = len(readable) == len(whole) == 1 and whole[0].settings.prefix == ""
-    return Offering(whole, whole[0] if is_sole else None)
+    servers = tuple(state for state in readable if _is_whole(state, bundles))
+    is_sole = len(readable) == len(servers) == 1 and servers[0].settings.prefix == ""
+    return Offering(servers, servers[0] if is_sole else None)
 
 
-def instructing(offered: Offering, seen: View, snapshot: Snapshot) -> list[ConnectionState]:
+def trusted_sources(offer: Offering, seen: View, snapshot: Snapshot) -> list[ConnectionState]:
     """The trusted sources that a view has something of: they may say how they are to be used."""
-    names = {tool.connection for tool in seen.tools.values()} | {s.name for s in offered.servers}
+    names = {tool.connection for tool in seen.tools.values()} | {s.name for s in offer.servers}
     states = [snapshot.connections[name] for name in sorted(names)]
     return [state for state in states if state.settings.trust == "trusted"]
 
@@ -319,29 +319,30 @@ NEEDS_TRUST = frozenset(("sampling", "roots"))
 
 
 def withheld(capabilities: Mapping[str, Any], server: ConnectionState) -> frozenset[str]:
-    """What the client offers, and this server may not ask for since it is not trusted."""
+    """The capabilities that the client offers and this server, not being trusted, may not use."""
     is_trusted = server.settings.trust == "trusted"
     return frozenset() if is_trusted else NEEDS_TRUST & capabilities.keys()
 
 
 def askable(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[str, Any]:
-    """What a server may ask of a client that says it can be asked for this.
+    """The capabilities of a client that a server may use.
 
-    Its user; and, if the server is trusted, its model (sampling) and its folders (roots) too.
+    The client's user may be asked; a trusted server may also ask its model (sampling) and for its
+    folders (roots).
     """
     modes = elicitation_modes(capabilities)
-    found: dict[str, Any] = {"elicitation": {mode: {} for mode in modes}} if modes else {}
+    usable: dict[str, Any] = {"elicitation": {mode: {} for mode in modes}} if modes else {}
     if server.settings.trust == "trusted":
         sampling, roots = capabilities.get("sampling"), capabilities.get("roots")
         if isinstance(sampling, Mapping):
-            found["sampling"] = {"tools": {}} if "tools" in sampling else {}
+            usable["sampling"] = {"tools": {}} if "tools" in sampling else {}
         if isinstance(roots, Mapping):
-            found["roots"] = {}
-    return found
+            usable["roots"] = {}
+    return usable
 
 
 def _is_whole(state: ConnectionState, bundles: Sequence[Bundle]) -> bool:
     if not isinstance(state.settings, McpConnection) or state.status == "disabled":
         return False
-    here = [bundle for bundle in bundles if state.name in bundle.connections]
-    return all("*" in one.allow and not one.deny and one.mode != "meta" for one in here)
+    own_bundles = [bundle for bundle in bundles if state.name in bundle.connections]
+    return all("*" in b.allow and not b.deny and b.mode != "meta" for b in own_bundles)

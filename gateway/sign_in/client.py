@@ -1,9 +1,9 @@
 """The gateway as an OAuth client of the APIs behind it.
 
-What is needed of an authorization server is an address for a browser, and forms that are posted to
-its token endpoint. Both are addresses that an operator has configured, or that an MCP server's own
-documents name (`discovery.py`). Nothing that a server says is quoted but the code of an OAuth
-error. The vault that Nango keeps is asked in the same way.
+The gateway needs two addresses of an authorization server: one for a browser, and the token
+endpoint, to which it posts forms. An operator has configured them, or an MCP server's own documents
+name them (`discovery.py`). Nothing of a server's answer is quoted but the code of an OAuth error.
+The vault that Nango keeps is asked in the same way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Form = Mapping[str, str]
 
 
 class AuthorizationServer(Struct, frozen=True):
-    """An authorization server, and who we are there."""
+    """An authorization server, and our client id and secret there."""
 
     authorize_url: str = ""
     token_url: str = ""
@@ -52,14 +52,14 @@ class AuthorizationServer(Struct, frozen=True):
     client_secret: str = ""
     scopes: tuple[str, ...] = ()
     issuer: str = ""
-    names_itself: bool = False  # it says `iss` with every answer (RFC 9207)
+    names_itself: bool = False  # its answers all have `iss` (RFC 9207)
     resource: str = ""  # that tokens are for (RFC 8707)
     revoke_url: str = ""
     in_header: bool | None = None  # how it wants our secret; None: it has to be found out
 
 
 class Tokens(Struct, frozen=True):
-    """What a token endpoint gave."""
+    """The tokens of one answer of a token endpoint."""
 
     access_token: str
     refresh_token: str = ""
@@ -69,7 +69,7 @@ class Tokens(Struct, frozen=True):
 
 
 class Secret(Struct, frozen=True):
-    """What is sealed: tokens and where they came from, or a person's own key."""
+    """The content of a sealed credential: tokens and their server, or a person's own key."""
 
     tokens: Tokens | None = None
     server: AuthorizationServer | None = None
@@ -89,7 +89,7 @@ class TokenRefused(Exception):
 
 
 def challenge_of(verifier: str) -> str:
-    """What PKCE shows of a verifier."""
+    """The PKCE challenge of a verifier."""
     digest = hashlib.sha256(verifier.encode()).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -107,7 +107,7 @@ def basic_header(username: str, password: str) -> tuple[str, str]:
 
 def authorize_address(server: AuthorizationServer, callback: str, state: str, verifier: str) -> str:
     """Where a browser goes to sign in."""
-    asked = {
+    query = {
         "response_type": "code",
         "client_id": server.client_id,
         "redirect_uri": callback,
@@ -115,10 +115,10 @@ def authorize_address(server: AuthorizationServer, callback: str, state: str, ve
         "code_challenge": challenge_of(verifier),
         "code_challenge_method": "S256",
     }
-    asked |= {"scope": " ".join(server.scopes)} if server.scopes else {}
-    asked |= {"resource": server.resource} if server.resource else {}
+    query |= {"scope": " ".join(server.scopes)} if server.scopes else {}
+    query |= {"resource": server.resource} if server.resource else {}
     joint = "&" if "?" in server.authorize_url else "?"
-    return f"{server.authorize_url}{joint}{urlencode(asked)}"
+    return f"{server.authorize_url}{joint}{urlencode(query)}"
 
 
 def is_answer_of(server: AuthorizationServer, iss: str | None) -> bool:
@@ -145,21 +145,21 @@ async def exchange_code(
     return await ask_tokens(egress, server, {**form, "code_verifier": verifier})
 
 
-async def refresh(egress: Egress, server: AuthorizationServer, held: Tokens) -> Tokens:
+async def refresh(egress: Egress, server: AuthorizationServer, tokens: Tokens) -> Tokens:
     """New tokens; a server that gives no other refresh token goes on taking this one."""
-    form = {"grant_type": "refresh_token", "refresh_token": held.refresh_token}
-    form |= {"scope": held.scope} if held.scope and not server.resource else {}
-    found, _ = await ask_tokens(egress, server, form)
-    return replace(found, refresh_token=found.refresh_token or held.refresh_token)
+    form = {"grant_type": "refresh_token", "refresh_token": tokens.refresh_token}
+    form |= {"scope": tokens.scope} if tokens.scope and not server.resource else {}
+    new_tokens, _ = await ask_tokens(egress, server, form)
+    return replace(new_tokens, refresh_token=new_tokens.refresh_token or tokens.refresh_token)
 
 
 async def ask_tokens(
     egress: Egress, server: AuthorizationServer, form: Form
 ) -> tuple[Tokens, AuthorizationServer]:
-    """What a token endpoint gives for a form. Raises TokenRefused, or UpstreamFailed.
+    """The tokens that a token endpoint gives for a form. Raises TokenRefused, or UpstreamFailed.
 
-    A server whose way is not known is given our secret in the form, and in a header if it says
-    that it does not know us so.
+    Where we don't know how a server wants our secret, it goes into the form, and then into a
+    header if the server says that it does not know us.
     """
     form = {**form, "resource": server.resource} if server.resource else form
     for in_header in (False, True) if server.in_header is None else (server.in_header,):
@@ -167,19 +167,19 @@ async def ask_tokens(
             tokens = _tokens(await _post(egress, server, form, in_header=in_header))
             return tokens, replace(server, in_header=in_header)
         except TokenRefused as error:
-            unknown = error.status == 401 or error.code == "invalid_client"
-            if in_header or not unknown or not server.client_secret or server.in_header is False:
+            is_unknown = error.status == 401 or error.code == "invalid_client"
+            if in_header or not is_unknown or not server.client_secret or server.in_header is False:
                 raise
     raise AssertionError("a way was tried")
 
 
-async def revoke(egress: Egress, server: AuthorizationServer, held: Tokens) -> None:
+async def revoke(egress: Egress, server: AuthorizationServer, tokens: Tokens) -> None:
     """Tells a server that its tokens are not wanted any more; it may not listen."""
-    token = held.refresh_token or held.access_token
+    token = tokens.refresh_token or tokens.access_token
     if server.revoke_url:
-        to = replace(server, token_url=server.revoke_url)
+        endpoint = replace(server, token_url=server.revoke_url)
         try:
-            await _post(egress, to, {"token": token}, in_header=bool(server.in_header))
+            await _post(egress, endpoint, {"token": token}, in_header=bool(server.in_header))
         except GatewayError:
             return
 
@@ -189,8 +189,8 @@ async def _post(
 ) -> Answer:
     headers: Pairs = (("Accept", JSON), ("Content-Type", "application/x-www-form-urlencoded"))
     if in_header:
-        named = quote(server.client_id, ""), quote(server.client_secret, "")
-        headers += (basic_header(*named),)
+        pair = quote(server.client_id, ""), quote(server.client_secret, "")
+        headers += (basic_header(*pair),)
     else:
         form = {**form, "client_id": server.client_id}
         form |= {"client_secret": server.client_secret} if server.client_secret else {}
@@ -199,21 +199,21 @@ async def _post(
 
 
 def _tokens(answer: Answer) -> Tokens:
-    value = _object(answer)
+    value = _json_object(answer)
     token = value.get("access_token")
     kind = str(value.get("token_type") or "bearer").lower()
     if not isinstance(token, str) or not _TOKEN.fullmatch(token) or kind in ("mac", "dpop", "n_a"):
         raise UpstreamFailed("upstream_error", "The token endpoint answered without a token.")
-    renewing, scope = value.get("refresh_token"), value.get("scope")
+    renewal, scope = value.get("refresh_token"), value.get("scope")
     return Tokens(
         token,
-        renewing if isinstance(renewing, str) and _TOKEN.fullmatch(renewing) else "",
-        *_moments(value.get("expires_in")),
+        renewal if isinstance(renewal, str) and _TOKEN.fullmatch(renewal) else "",
+        *_end_and_renewal(value.get("expires_in")),
         scope if isinstance(scope, str) else "",
     )
 
 
-def _moments(seconds: Any) -> tuple[float | None, float | None]:
+def _end_and_renewal(seconds: Any) -> tuple[float | None, float | None]:
     """When a token expires, and when it is to be renewed: a while before."""
     if seconds is None:
         return None, None
@@ -225,26 +225,26 @@ def _moments(seconds: Any) -> tuple[float | None, float | None]:
     return time.time() + life, time.time() + 0.8 * life
 
 
-def _object(answer: Answer, who: str = "The token endpoint") -> dict[str, Any]:
+def _json_object(answer: Answer, server_name: str = "The token endpoint") -> dict[str, Any]:
     """The JSON object of an answer. Raises TokenRefused, or UpstreamFailed where there is none."""
     try:
         value = orjson.loads(answer.body) if not answer.truncated else None
     except orjson.JSONDecodeError:
         value = None
-    said = value.get("error") if isinstance(value, dict) else None
-    code = said if isinstance(said, str) and _ERROR.fullmatch(said) else ""
+    error = value.get("error") if isinstance(value, dict) else None
+    code = error if isinstance(error, str) and _ERROR.fullmatch(error) else ""
     if code in ("temporarily_unavailable", "server_error", "slow_down"):
-        raise _no_tokens(who, answer.status)
+        raise _no_tokens(server_name, answer.status)
     if answer.status in (400, 401, 403, 404) or (code and answer.status == 200):
         raise TokenRefused(code, answer.status)
     if answer.status != 200 or not isinstance(value, dict):
-        raise _no_tokens(who, answer.status)
+        raise _no_tokens(server_name, answer.status)
     return value
 
 
-def _no_tokens(who: str, status: int) -> UpstreamFailed:
+def _no_tokens(server_name: str, status: int) -> UpstreamFailed:
     """The error for a server that said neither yes nor no."""
-    words = f"{who} gave no token ({status})."
+    words = f"{server_name} gave no token ({status})."
     return UpstreamFailed("upstream_error", words, "Try again later.", sent=False, status=status)
 
 
@@ -292,7 +292,7 @@ _NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oau
 async def read_nango(
     egress: Egress, auth: NangoAuth, fresh: bool, now: float
 ) -> tuple[Secret, float]:
-    """What the vault holds, and its life; `fresh` makes it renew that first."""
+    """The secret in the vault, and its life; `fresh` makes the vault renew it first."""
     query = {"provider_config_key": auth.provider_config_key}
     if fresh:
         query["force_refresh"] = "true"
@@ -301,20 +301,20 @@ async def read_nango(
     request = Request("GET", url, (("Accept", JSON), ("Authorization", f"Bearer {key}")))
     answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
     try:
-        held = _object(answer, "Nango").get("credentials")
+        credentials = _json_object(answer, "Nango").get("credentials")
     except TokenRefused as error:
         words = f"Nango refused to give a token ({error.status})."
         hint = "An operator must check secret_key, connection_id and provider_config_key."
         raise Refused("not_connected", words, hint) from error
-    if not isinstance(held, dict):
+    if not isinstance(credentials, dict):
         raise UpstreamFailed("upstream_error", "Nango answered without credentials.")
-    return _nango_secret(held), _seconds_until(held.get("expires_at"), now)
+    return _nango_secret(credentials), _seconds_until(credentials.get("expires_at"), now)
 
 
-def _nango_secret(held: dict[str, Any]) -> Secret:
-    if isinstance(held.get("username"), str) and "access_token" not in held:
-        return Secret(username=held["username"], password=str(held.get("password") or ""))
-    token = next((t for n in _NANGO_TOKENS if (t := held.get(n)) and isinstance(t, str)), "")
+def _nango_secret(fields: dict[str, Any]) -> Secret:
+    if isinstance(fields.get("username"), str) and "access_token" not in fields:
+        return Secret(username=fields["username"], password=str(fields.get("password") or ""))
+    token = next((t for n in _NANGO_TOKENS if (t := fields.get(n)) and isinstance(t, str)), "")
     if not token:
         words = "Nango holds credentials of a kind that can't be sent as a token."
         raise UpstreamFailed("upstream_error", words)

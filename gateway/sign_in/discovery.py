@@ -1,11 +1,11 @@
-"""Where to sign in: an authorization server with who we are there, found for a connection.
+"""Where to sign in: an authorization server with our client id there, found for a connection.
 
-What the configuration says counts first. A manifest may name its provider's addresses, Azure's are
-known by its token URL. An MCP server tells by its documents: an answer 401 or a well-known address
+The configuration counts first. A manifest may name its provider's addresses, Azure's are known by
+its token URL. An MCP server names its own in documents: an answer 401 or a well-known address
 names the resource's document (RFC 9728), which names the authorization server, whose own document
-(RFC 8414) names the endpoints. There we are known by the address of our own document, where such
-are taken, or else register ourselves (RFC 7591), once. Every address is https, or listed in
-`network.allow`, and is fetched through the one way out, in bounds.
+(RFC 8414) names the endpoints. Our client id there is the address of our own document, where the
+server takes such, or else we register ourselves (RFC 7591), once. Every address is https, or listed
+in `network.allow`, and is fetched through the one way out, in bounds.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ class Discovery:
     async def server_of(
         self, name: str, settings: Connection, build: Build | None, azure: Azure | None
     ) -> AuthorizationServer:
-        """Where people sign in to this connection. Raises GatewayError where nobody can tell."""
+        """Where people sign in to this connection. Raises GatewayError where no server is found."""
         auth = settings.auth
         assert isinstance(auth, OAuth2Auth)
-        hidden = auth.client_secret.get_secret_value() if auth.client_secret else ""
+        secret = auth.client_secret.get_secret_value() if auth.client_secret else ""
         server = AuthorizationServer(
             auth.authorize_url or "",
             auth.token_url or "",
             auth.client_id or "",
-            hidden,
+            secret,
             auth.scopes,
             auth.issuer or "",
             revoke_url=auth.revoke_url or "",
         )
         if isinstance(settings, ArmConnection) and azure is not None:
-            server = _in_azure(server, azure)
+            server = _azure_server(server, azure)
         elif build is not None and len(build.sign_in_urls) == 2:
             authorize, token = build.sign_in_urls
             server = msgspec.structs.replace(
@@ -89,7 +89,7 @@ class Discovery:
             )
         elif isinstance(settings, McpConnection) and settings.url:
             try:
-                server = await self._at_mcp_server(name, settings.url, settings, server)
+                server = await self._mcp_server(name, settings.url, settings, server)
             except (TypeError, ValueError) as error:  # a number for a list, or half an address
                 words = "The server's documents say what nobody can follow."
                 raise Fixable("connection_invalid", words) from error
@@ -99,29 +99,29 @@ class Discovery:
         self._check(server.authorize_url, server.token_url)
         return server
 
-    async def _at_mcp_server(
-        self, name: str, url: str, settings: Connection, known: AuthorizationServer
+    async def _mcp_server(
+        self, name: str, url: str, settings: Connection, base: AuthorizationServer
     ) -> AuthorizationServer:
         """What a server's documents say, beside what is configured."""
-        if known.authorize_url and known.token_url and known.client_id:
-            return msgspec.structs.replace(known, resource=canonical(url))
+        if base.authorize_url and base.token_url and base.client_id:
+            return msgspec.structs.replace(base, resource=canonical(url))
         resource, issuer, scopes = await self._resource(url, settings)
         document = await self._server_document(issuer)
         server = msgspec.structs.replace(
-            known,
-            authorize_url=known.authorize_url or str(document["authorization_endpoint"]),
-            token_url=known.token_url or str(document["token_endpoint"]),
-            scopes=known.scopes or scopes,
-            issuer=known.issuer or str(document["issuer"]),
+            base,
+            authorize_url=base.authorize_url or str(document["authorization_endpoint"]),
+            token_url=base.token_url or str(document["token_endpoint"]),
+            scopes=base.scopes or scopes,
+            issuer=base.issuer or str(document["issuer"]),
             names_itself=document.get("authorization_response_iss_parameter_supported") is True,
             resource=resource,
-            revoke_url=known.revoke_url or str(document.get("revocation_endpoint") or ""),
+            revoke_url=base.revoke_url or str(document.get("revocation_endpoint") or ""),
         )
         self._check(server.authorize_url, server.token_url, server.revoke_url)
-        return server if server.client_id else await self._registered(name, server, document)
+        return server if server.client_id else await self._with_client_id(name, server, document)
 
     async def _resource(self, url: str, settings: Connection) -> tuple[str, str, tuple[str, ...]]:
-        """The resource that tokens are for, who gives them, and which scopes are asked for."""
+        """The resource that tokens are for, the server that gives them, and their scopes."""
         challenge = await self._challenge(url, settings)
         parts = urlsplit(url)
         origin = f"{parts.scheme}://{parts.netloc}"
@@ -136,9 +136,9 @@ class Discovery:
             if not _covers(resource, url):
                 words = "The server's document is for another resource."
                 raise Fixable("connection_invalid", words, "Check the connection's url.")
-            named = document.get("scopes_supported") if document else None
-            offered = named if isinstance(named, list) else []
-            scopes = challenge.get("scope", "").split() or [s for s in offered if _is_text(s)]
+            listing = document.get("scopes_supported") if document else None
+            all_scopes = listing if isinstance(listing, list) else []
+            scopes = challenge.get("scope", "").split() or [s for s in all_scopes if _is_text(s)]
             return resource, str(servers[0]), tuple(scopes)
         return canonical(url), origin, tuple(challenge.get("scope", "").split())
 
@@ -148,12 +148,12 @@ class Discovery:
         body = {"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {}}
         request = Request("POST", url, headers, orjson.dumps(body))
         answer = await self._send(request, settings)
-        said = (answer.header("www-authenticate") or "") if answer.status == 401 else ""
-        return dict(_PARAMETER.findall(said))
+        header = (answer.header("www-authenticate") or "") if answer.status == 401 else ""
+        return dict(_PARAMETER.findall(header))
 
     async def _server_document(self, issuer: str) -> Document:
-        """An authorization server's own document, wherever it keeps it."""
-        for place in _places(issuer):
+        """The own document of an authorization server, from any of its usual addresses."""
+        for place in _document_urls(issuer):
             document = await self._document(place)
             if document is None:
                 continue
@@ -171,10 +171,10 @@ class Discovery:
         hint = "Set auth.authorize_url, auth.token_url and auth.client_id."
         raise Fixable("connection_invalid", words, hint)
 
-    async def _registered(
+    async def _with_client_id(
         self, name: str, server: AuthorizationServer, document: Document
     ) -> AuthorizationServer:
-        """The server, with who we are there."""
+        """The server, with our client id and secret there."""
         by_document = document.get("client_id_metadata_document_supported") is True
         if by_document and self.public_url.startswith("https://"):
             return msgspec.structs.replace(
@@ -184,8 +184,8 @@ class Discovery:
         values = self.seal.open_values(_REGISTRATION, sealed.decode()) if sealed else None
         if values is None or values[0] != self.public_url:
             values = [self.public_url, *await self._register(document)]
-            kept = self.seal.seal_values(_REGISTRATION, *values).encode()
-            await save_registration(self.db, name, server.issuer, kept)
+            sealed_values = self.seal.seal_values(_REGISTRATION, *values).encode()
+            await save_registration(self.db, name, server.issuer, sealed_values)
         _, id, secret, in_header = values
         return msgspec.structs.replace(
             server, client_id=id, client_secret=secret, in_header=in_header
@@ -198,21 +198,21 @@ class Discovery:
             words = "The authorization server takes no new clients."
             raise Fixable("connection_invalid", words, "Register one there and set auth.client_id.")
         self._check(endpoint)
-        wanted = own_document(self.public_url)
-        del wanted["client_id"]
+        metadata = own_document(self.public_url)
+        del metadata["client_id"]
         methods = document.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
-        known = ("none", "client_secret_post", "client_secret_basic")
-        method = next((each for each in known if each in methods), "client_secret_basic")
-        wanted["token_endpoint_auth_method"] = method
+        known_methods = ("none", "client_secret_post", "client_secret_basic")
+        method = next((each for each in known_methods if each in methods), "client_secret_basic")
+        metadata["token_endpoint_auth_method"] = method
         headers: Pairs = (("Accept", JSON), ("Content-Type", JSON))
-        answer = await self._send(Request("POST", endpoint, headers, orjson.dumps(wanted)))
+        answer = await self._send(Request("POST", endpoint, headers, orjson.dumps(metadata)))
         value = _json(answer) if answer.status in (200, 201) else None
         id, secret = (value or {}).get("client_id"), (value or {}).get("client_secret")
         if not isinstance(id, str) or not id:
             words = f"The authorization server did not register the gateway ({answer.status})."
             raise Fixable("connection_invalid", words, "Set auth.client_id to one of its clients.")
-        given = str((value or {}).get("token_endpoint_auth_method") or method)
-        return id, secret if isinstance(secret, str) else "", given == "client_secret_basic"
+        answer_method = str((value or {}).get("token_endpoint_auth_method") or method)
+        return id, secret if isinstance(secret, str) else "", answer_method == "client_secret_basic"
 
     async def _document(self, url: str) -> Document | None:
         if not is_safe_address(url, self.allow()):
@@ -239,18 +239,18 @@ class Discovery:
 _REGISTRATION = "registration"
 
 
-def _in_azure(server: AuthorizationServer, azure: Azure) -> AuthorizationServer:
-    """Azure's own directory: whose tokens the gateway has, people sign in there, too."""
+def _azure_server(server: AuthorizationServer, azure: Azure) -> AuthorizationServer:
+    """Azure's own directory: people sign in at the server that gives the gateway its tokens."""
     auth = azure.auth
     if not isinstance(auth, OAuth2Auth) or auth.token_url is None:
         return server
-    hidden = auth.client_secret.get_secret_value() if auth.client_secret else ""
+    secret = auth.client_secret.get_secret_value() if auth.client_secret else ""
     return msgspec.structs.replace(
         server,
         authorize_url=server.authorize_url or re.sub(r"/token\Z", "/authorize", auth.token_url),
         token_url=server.token_url or auth.token_url,
         client_id=server.client_id or auth.client_id or "",
-        client_secret=server.client_secret or hidden,
+        client_secret=server.client_secret or secret,
         scopes=server.scopes or AZURE_SCOPES,
     )
 
@@ -263,12 +263,12 @@ def canonical(url: str) -> str:
 
 def _covers(resource: str, url: str) -> bool:
     """Whether a token for this resource is one for the address: the same, or a folder above it."""
-    own, asked = f"{canonical(resource)}/", f"{canonical(url)}/"
-    return bool(urlsplit(resource).netloc) and asked.startswith(own)
+    folder, address = f"{canonical(resource)}/", f"{canonical(url)}/"
+    return bool(urlsplit(resource).netloc) and address.startswith(folder)
 
 
-def _places(issuer: str) -> Iterator[str]:
-    """Where an issuer may keep its document."""
+def _document_urls(issuer: str) -> Iterator[str]:
+    """The addresses at which an issuer may keep its document."""
     parts = urlsplit(issuer)
     origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     yield f"{origin}/.well-known/oauth-authorization-server{path}"

@@ -1,7 +1,7 @@
-"""Decisions people are asked for: each is bound to who asked, to the tool as it was and to exact
+"""Decisions people are asked for: each is bound to the caller, to the tool as it was and to exact
 arguments, and works once.
 
-Every step is a compare-and-set on the status, so that of any number of deciders or users, in any
+Every step is a compare-and-set on the status, so that of any number of deciders or callers, in any
 number of processes, one wins. The decision and the row of the waiting execution change together.
 
     pending ── approved ── used
@@ -20,14 +20,14 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or
 from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
-from gateway.store.database import Database, many, one, signal, upsert, values
+from gateway.store.database import Database, get_all, get_one, signal, upsert, values
 from gateway.store.ledger import (
     Begun,
     begin_in,
-    ended_if_unheard,
+    end_if_unheard,
     insert_in,
     lock_of,
-    tell_ended_in,
+    signal_end_in,
 )
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
@@ -39,7 +39,7 @@ _claims = tables.claims
 
 
 async def create_approval(db: Database, approval: Approval, execution: Execution) -> None:
-    """Asks: the approval and its waiting execution appear together."""
+    """Adds an approval and its waiting execution, both at once."""
 
     def unit(tx: Connection) -> None:
         insert_in(tx, execution)
@@ -64,16 +64,16 @@ async def decide_approval(
 
     An approved one can be used until `usable_until`. A grant given with it is stored with it.
     """
-    said: dict[str, Any] = {"decided_by": by, "decided_at": now, "decided_from": source or None}
+    decision: dict[str, Any] = {"decided_by": by, "decided_at": now, "decided_from": source or None}
     if status == "approved":
-        said |= {"expires_at": usable_until, "grant_id": grant.id if grant else None}
+        decision |= {"expires_at": usable_until, "grant_id": grant.id if grant else None}
 
     def unit(tx: Connection) -> Approval | None:
-        which = (_approvals.c.id == id) & _still("pending", now)
-        decided = _move(tx, which, status, now, **said)
-        if decided and status == "approved" and grant is not None:
+        is_pending = (_approvals.c.id == id) & _is_in_time("pending", now)
+        approvals = _set_status(tx, is_pending, status, now, **decision)
+        if approvals and status == "approved" and grant is not None:
             upsert(tx, _grants, values(grant))
-        return decided[0] if decided else None
+        return approvals[0] if approvals else None
 
     return await db.write(unit, f"approval {id}")
 
@@ -85,16 +85,16 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
     and these arguments.
     """
 
-    same = ("id", "principal", "tool", "fingerprint", "args_digest")
-    bound = and_(*(_approvals.c[name] == getattr(approval, name) for name in same))
-    usable = bound & _still("approved", now)
+    names = ("id", "principal", "tool", "fingerprint", "args_digest")
+    is_for_call = and_(*(_approvals.c[name] == getattr(approval, name) for name in names))
+    is_usable = is_for_call & _is_in_time("approved", now)
 
     def unit(tx: Connection) -> Begun:
         begun = begin_in(tx, execution)
         if (
             begun.outcome == "ended"
             or begun.outcome == "new"
-            and not _move(tx, usable, "used", now)
+            and not _set_status(tx, is_usable, "used", now)
         ):
             raise NotApproved(
                 "approval_expired",
@@ -103,7 +103,7 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
             )
         return begun
 
-    with ended_if_unheard(db, execution):
+    with end_if_unheard(db, execution):
         return await db.write(unit, lock_of(execution) or f"approval {approval.id}")
 
 
@@ -119,111 +119,111 @@ async def get_approvals(db: Database, ids: Sequence[str]) -> dict[str, Approval]
 
 async def list_open(db: Database, now: float) -> list[Approval]:
     """Approvals that wait for a decision, oldest first."""
-    return await _find(db, _still("pending", now))
+    return await _find(db, _is_in_time("pending", now))
 
 
 async def list_ended(db: Database, since: float, now: float) -> list[Approval]:
     """Approvals that were decided, not decided in time or withdrawn since then, oldest first."""
     a, call = _approvals.c, _executions.c
-    # What nobody decided has no time for it: it expired at its end, or is void since its call is.
-    voided = select(call.id).where(call.id == a.execution_id, call.finished_at > since).exists()
-    late = (a.status != "void") & (a.expires_at <= now)
-    undecided = a.decided_at.is_(None) & (late | (a.status == "void") & voided)
-    recent = a.status.in_(get_args(ApprovalStatus)) & (a.expires_at > since)  # by the index
-    found = await _find(db, recent & ((a.decided_at > since) | undecided))
-    return sorted(found, key=lambda each: each.id)
+    # An undecided approval has no time of its own: it expired, or is void since its call ended.
+    call_ended = select(call.id).where(call.id == a.execution_id, call.finished_at > since).exists()
+    is_late = (a.status != "void") & (a.expires_at <= now)
+    is_undecided = a.decided_at.is_(None) & (is_late | (a.status == "void") & call_ended)
+    is_recent = a.status.in_(get_args(ApprovalStatus)) & (a.expires_at > since)  # by the index
+    approvals = await _find(db, is_recent & ((a.decided_at > since) | is_undecided))
+    return sorted(approvals, key=lambda each: each.id)
 
 
-async def same_open(
+async def find_open(
     db: Database, now: float, unattended: str, *, tools: Sequence[str], **call: str
 ) -> Approval | None:
     """The open approval with these values, which name one call: an approved one, or the oldest.
 
-    `tools` are the names of its tool. Not of a caller of the era that is named: its call runs by
-    itself.
+    `tools` are the names of its tool. Approvals of callers of the era `unattended` are left out:
+    their calls run by themselves.
     """
-    values = (_approvals.c[name] == value for name, value in call.items())
-    same = and_(_approvals.c.tool.in_(tools), *values)
-    by_itself = select(_executions.c.id).where(
+    same_values = (_approvals.c[name] == value for name, value in call.items())
+    is_same = and_(_approvals.c.tool.in_(tools), *same_values)
+    unattended_call = select(_executions.c.id).where(
         _executions.c.id == _approvals.c.execution_id, _executions.c.era == unattended
     )
-    open_now = same & _open & (_approvals.c.expires_at > now) & ~by_itself.exists()
-    found = await _find(db, open_now, 1)
-    return found[0] if found else None
+    is_open_now = is_same & _is_open & (_approvals.c.expires_at > now) & ~unattended_call.exists()
+    approvals = await _find(db, is_open_now, 1)
+    return approvals[0] if approvals else None
 
 
-async def approved_of_era(db: Database, era: str, now: float, limit: int) -> list[Approval]:
-    """Approved calls of one kind of caller that were not carried out yet."""
-    theirs = select(_executions.c.id).where(_executions.c.era == era).where(_waits)
-    which = _still("approved", now) & _approvals.c.execution_id.in_(theirs)
-    return await _find(db, which, limit)
+async def list_approved(db: Database, era: str, now: float, limit: int) -> list[Approval]:
+    """Approvals of callers of this era whose calls were not carried out yet."""
+    waiting_calls = select(_executions.c.id).where(_executions.c.era == era).where(_is_waiting)
+    condition = _is_in_time("approved", now) & _approvals.c.execution_id.in_(waiting_calls)
+    return await _find(db, condition, limit)
 
 
 async def approval_of(db: Database, execution_id: str) -> Approval | None:
     """The open approval that an execution waits for."""
-    found = await _find(db, (_approvals.c.execution_id == execution_id) & _open)
-    return found[0] if found else None
+    approvals = await _find(db, (_approvals.c.execution_id == execution_id) & _is_open)
+    return approvals[0] if approvals else None
 
 
-async def count_waiting(db: Database, now: float, **whose: str) -> dict[tuple[str, str], int]:
-    """How many calls wait for a decision, by principal and connection: all, or some's."""
-    by = (_approvals.c.principal, _approvals.c.connection)
-    waiting = select(*by, func.count()).where(_still("pending", now)).filter_by(**whose)
-    counted = waiting.group_by(*by)
-    return await db.read(lambda tx: {(who, to): count for who, to, count in tx.execute(counted)})
+async def count_waiting(db: Database, now: float, **columns: str) -> dict[tuple[str, str], int]:
+    """How many calls with these columns wait for a decision, by principal and connection."""
+    names = (_approvals.c.principal, _approvals.c.connection)
+    waiting = select(*names, func.count()).where(_is_in_time("pending", now)).filter_by(**columns)
+    counts = waiting.group_by(*names)
+    return await db.read(lambda tx: {(caller, name): n for caller, name, n in tx.execute(counts)})
 
 
 async def approvals_of(db: Database, execution_ids: Sequence[str]) -> dict[str, Approval]:
-    """What was asked about these executions, by execution."""
-    asked = await _find(db, _approvals.c.execution_id.in_(execution_ids))
-    return {each.execution_id: each for each in asked}
+    """The approvals of these executions, by execution."""
+    approvals = await _find(db, _approvals.c.execution_id.in_(execution_ids))
+    return {each.execution_id: each for each in approvals}
 
 
 def note_waiting(db: Database, id: str, waits_at: str) -> None:
-    """Notes, soon, where the caller of an open approval waits; nowhere, if it has gone."""
+    """Notes, soon, the process where the caller of an open approval waits; "" if it has gone."""
 
     def unit(tx: Connection) -> None:
-        here = update(_approvals).where(_open, _approvals.c.id == id)
-        if tx.execute(here.values(waits_at=waits_at)).rowcount:
+        statement = update(_approvals).where(_is_open, _approvals.c.id == id)
+        if tx.execute(statement.values(waits_at=waits_at)).rowcount:
             signal(tx, tables.CONFIRMATION, id)
 
     db.write_soon(unit)
 
 
 async def expire_approvals(db: Database, now: float) -> list[Approval]:
-    """Ends what was not decided, or not used, in time, with its executions."""
-    over = _open & (_approvals.c.expires_at <= now)
-    return await db.write(lambda tx: _move(tx, over, "expired", now), "approval")
+    """Ends approvals that were not decided, or not used, in time, with their executions."""
+    is_late = _is_open & (_approvals.c.expires_at <= now)
+    return await db.write(lambda tx: _set_status(tx, is_late, "expired", now), "approval")
 
 
 async def void_approval(db: Database, id: str, now: float) -> list[Approval]:
     """Withdraws an open approval: its tool has changed, or its principal lost the right."""
-    which = _open & (_approvals.c.id == id)
-    return await db.write(lambda tx: _move(tx, which, "void", now), "approval")
+    is_meant = _is_open & (_approvals.c.id == id)
+    return await db.write(lambda tx: _set_status(tx, is_meant, "void", now), "approval")
 
 
 async def find_grant(
-    db: Database, now: float, *, session: str, client: str, tools: Sequence[str], **about: str
+    db: Database, now: float, *, session: str, client: str, tools: Sequence[str], **columns: str
 ) -> StandingGrant | None:
     """The grant with these values that holds now, for a tool of these names: of this session, else
     of this client."""
-    whose = {"session": session} if session else {"session": "", "client": client}
-    held = select(_grants).filter_by(**about, **whose).where(_grants.c.tool.in_(tools))
-    statement = held.where(_grants.c.expires_at > now).limit(1)
-    return await db.read(lambda tx: one(tx, statement, StandingGrant))
+    holder = {"session": session} if session else {"session": "", "client": client}
+    grants = select(_grants).filter_by(**columns, **holder).where(_grants.c.tool.in_(tools))
+    statement = grants.where(_grants.c.expires_at > now).limit(1)
+    return await db.read(lambda tx: get_one(tx, statement, StandingGrant))
 
 
 async def list_grants(db: Database, now: float) -> list[StandingGrant]:
     """The standing grants that hold, the newest first."""
-    holding = select(_grants).where(_grants.c.expires_at > now)
-    statement = holding.order_by(_grants.c.id.desc()).limit(STORE_ROWS)
-    return await db.read(lambda tx: many(tx, statement, StandingGrant))
+    valid = select(_grants).where(_grants.c.expires_at > now)
+    statement = valid.order_by(_grants.c.id.desc()).limit(STORE_ROWS)
+    return await db.read(lambda tx: get_all(tx, statement, StandingGrant))
 
 
 async def get_grant(db: Database, id: str) -> StandingGrant | None:
     """The standing grant of that id."""
     statement = select(_grants).filter_by(id=id)
-    return await db.read(lambda tx: one(tx, statement, StandingGrant))
+    return await db.read(lambda tx: get_one(tx, statement, StandingGrant))
 
 
 async def revoke_grant(db: Database, id: str) -> bool:
@@ -232,8 +232,8 @@ async def revoke_grant(db: Database, id: str) -> bool:
     return await db.write(lambda tx: tx.execute(statement).rowcount == 1)
 
 
-_open = _approvals.c.status.in_(["pending", "approved"])
-_waits = _executions.c.status == "pending_confirmation"
+_is_open = _approvals.c.status.in_(["pending", "approved"])
+_is_waiting = _executions.c.status == "pending_confirmation"
 # How an execution ends whose approval ends so: its status and its code.
 _ENDINGS: Mapping[ApprovalStatus, tuple[str, str]] = {
     "denied": ("denied", "approval_denied"),
@@ -243,66 +243,66 @@ _ENDINGS: Mapping[ApprovalStatus, tuple[str, str]] = {
 
 
 async def _find(
-    db: Database, which: ColumnElement[bool], limit: int = STORE_ROWS
+    db: Database, condition: ColumnElement[bool], limit: int = STORE_ROWS
 ) -> list[Approval]:
-    found = select(_approvals).where(which)
-    ordered = found.order_by(_approvals.c.status, _approvals.c.id)  # approved before pending
-    return await db.read(lambda tx: many(tx, ordered.limit(limit), Approval))
+    statement = select(_approvals).where(condition)
+    ordered = statement.order_by(_approvals.c.status, _approvals.c.id)  # approved before pending
+    return await db.read(lambda tx: get_all(tx, ordered.limit(limit), Approval))
 
 
-def _still(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
+def _is_in_time(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
     return (_approvals.c.status == status) & (_approvals.c.expires_at > now)
 
 
-def _move(
+def _set_status(
     tx: Connection,
-    which: ColumnElement[bool],
+    condition: ColumnElement[bool],
     status: ApprovalStatus,
     now: float,
-    **changed: Any,
+    **columns: Any,
 ) -> list[Approval]:
     """Gives approvals another status, and ends the executions that end with them."""
-    statement = update(_approvals).where(which).values(status=status, **changed)
-    moved = many(tx, statement.returning(_approvals), Approval)
-    for approval in moved if status != "used" else ():
+    statement = update(_approvals).where(condition).values(status=status, **columns)
+    approvals = get_all(tx, statement.returning(_approvals), Approval)
+    for approval in approvals if status != "used" else ():
         signal(tx, tables.CONFIRMATION, approval.id)
-    if moved and status in _ENDINGS:
-        how, code = _ENDINGS[status]
-        ended = _executions.c.id.in_([each.execution_id for each in moved]) & _waits
-        values = {"status": how, "error_code": code, "finished_at": now}
-        tell = update(_executions).where(ended).values(values).returning(_executions.c.id)
-        for id in tx.execute(tell).scalars():
-            tell_ended_in(tx, id)
-    return moved
+    if approvals and status in _ENDINGS:
+        end_status, code = _ENDINGS[status]
+        calls = _executions.c.id.in_([each.execution_id for each in approvals]) & _is_waiting
+        end_columns = {"status": end_status, "error_code": code, "finished_at": now}
+        ending = update(_executions).where(calls).values(end_columns).returning(_executions.c.id)
+        for id in tx.execute(ending).scalars():
+            signal_end_in(tx, id)
+    return approvals
 
 
-async def wrote_before(db: Database, principal: str, connection: str, session: str | None) -> bool:
+async def has_written(db: Database, principal: str, connection: str, session: str | None) -> bool:
     """Whether this principal, in this session where there is one, wrote to the connection."""
-    mine = select(_executions.c.id).filter_by(principal=principal, connection=connection)
+    calls = select(_executions.c.id).filter_by(principal=principal, connection=connection)
     if session is not None:
-        mine = mine.filter_by(session=session)
-    sent = _executions.c.status.in_(["executing", "completed", "failed", "unknown"])
-    statement = mine.where(sent, _executions.c.access != "read").limit(1)
+        calls = calls.filter_by(session=session)
+    was_sent = _executions.c.status.in_(["executing", "completed", "failed", "unknown"])
+    statement = calls.where(was_sent, _executions.c.access != "read").limit(1)
     return await db.read(lambda tx: tx.execute(statement).first()) is not None
 
 
-async def changed_since_used(db: Database, principal: str, tool: str, connection: str) -> bool:
-    """Whether the tool became another since this principal last called it."""
-    last = select(func.max(_executions.c.created_at)).filter_by(principal=principal, tool=tool)
-    over = _executions.c.status.in_(["completed", "failed", "unknown"])
-    used = last.where(over).scalar_subquery()
-    changed = select(_changes.c.id).filter_by(connection=connection, tool=tool, kind="changed")
-    statement = changed.where(
+async def has_tool_changed(db: Database, principal: str, tool: str, connection: str) -> bool:
+    """Whether the tool was changed since this principal last called it."""
+    newest = select(func.max(_executions.c.created_at)).filter_by(principal=principal, tool=tool)
+    is_over = _executions.c.status.in_(["completed", "failed", "unknown"])
+    last_call = newest.where(is_over).scalar_subquery()
+    changes = select(_changes.c.id).filter_by(connection=connection, tool=tool, kind="changed")
+    statement = changes.where(
         _changes.c.status.in_(["applied", "accepted"]),
-        or_(_changes.c.at > used, _changes.c.decided_at > used),
+        or_(_changes.c.at > last_call, _changes.c.decided_at > last_call),
     )
     return await db.read(lambda tx: tx.execute(statement.limit(1)).first()) is not None
 
 
-async def first_with_token(db: Database, principal: str, token: str) -> Execution | None:
-    """The call this token stands for: the one that claimed it, else one that waits to do so."""
+async def call_of_token(db: Database, principal: str, token: str) -> Execution | None:
+    """The call this token stands for: the call that claimed it, else a call that waits to."""
     claim = select(_claims.c.execution_id).filter_by(principal=principal, token=token)
-    claimed = select(_executions).where(_executions.c.id == claim.scalar_subquery())
-    mine = select(_executions).filter_by(principal=principal, idempotency_token=token)
-    waiting = mine.where(_waits).order_by(_executions.c.created_at).limit(1)
-    return await db.read(lambda tx: one(tx, claimed, Execution) or one(tx, waiting, Execution))
+    first = select(_executions).where(_executions.c.id == claim.scalar_subquery())
+    calls = select(_executions).filter_by(principal=principal, idempotency_token=token)
+    later = calls.where(_is_waiting).order_by(_executions.c.created_at).limit(1)
+    return await db.read(lambda tx: get_one(tx, first, Execution) or get_one(tx, later, Execution))

@@ -1,4 +1,4 @@
-"""What the catalog keeps: connections that were put, definitions, changes, and what people chose.
+"""What the catalog keeps: connections that were put, definitions, changes, and people's choices.
 
 The settings of a put connection are sealed: they may hold credentials. Each connection carries the
 revision it was put at, which is its ETag. A put is one transaction with its definition and its
@@ -27,9 +27,9 @@ from gateway.model import Found, Level, Problem, RawDefinition, decode_build, en
 from gateway.store import tables
 from gateway.store.cluster import current_revision, refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
-from gateway.store.database import Database, insert_new, many, one, upsert, values
+from gateway.store.database import Database, get_all, get_one, insert_new, upsert, values
 from gateway.store.secrets import Seal
-from gateway.store.tables import Change, ChangeStatus, Decided, FormerName
+from gateway.store.tables import Change, ChangeDecision, ChangeStatus, FormerName
 
 _connections = tables.connections
 _definitions = tables.definitions
@@ -59,29 +59,29 @@ class StoredCatalog:
         self.db = db
         self._seal = seal
 
-    async def load(self, known: Mapping[str, Found]) -> Stored:
-        """All of it, as of now; of definitions only those that are not `known` are read."""
+    async def load(self, cached: Mapping[str, Found]) -> Stored:
+        """All that is stored now; definitions that are in `cached` are not read again."""
         revision = await current_revision(self.db)
         rows = await self.db.read(lambda tx: tx.execute(select(_connections)).all())
         return Stored(
             revision,
             [(row.name, self._seal.decrypt_json(row.settings), row.revision) for row in rows],
-            await self._load_found(known),
+            await self._load_definitions(cached),
             await load_choices(self.db),
             await self.db.read(lambda tx: tx.execute(select(_permissions.c.settings)).scalar()),
-            await self.db.read(lambda tx: many(tx, select(_former), FormerName)),
+            await self.db.read(lambda tx: get_all(tx, select(_former), FormerName)),
         )
 
-    async def _load_found(self, known: Mapping[str, Found]) -> dict[str, Found]:
+    async def _load_definitions(self, cached: Mapping[str, Found]) -> dict[str, Found]:
         found: dict[str, Found] = {}
         table = _definitions.c
-        marks = select(table.connection, table.location, table.fetched_at)
-        for name, location, at in await self.db.read(lambda tx: tx.execute(marks).all()):
-            held = known.get(name)
-            if held is not None and (held.definition.location, held.at) == (location, at):
-                found[name] = held
-            elif loaded := await self._load_definition(name, location):
-                found[name] = loaded
+        statement = select(table.connection, table.location, table.fetched_at)
+        for name, location, at in await self.db.read(lambda tx: tx.execute(statement).all()):
+            old = cached.get(name)
+            if old is not None and (old.definition.location, old.at) == (location, at):
+                found[name] = old
+            elif new := await self._load_definition(name, location):
+                found[name] = new
         return found
 
     async def _load_definition(self, connection: str, location: str) -> Found | None:
@@ -110,10 +110,10 @@ class StoredCatalog:
         put: Mapping[str, Any] | None = None,
         expected: int | None = None,
     ) -> int:
-        """Keeps what a look found, with the settings that were `put`; the revision it has now.
+        """Keeps a definition that was found, with the settings that were `put`; gives the revision.
 
-        `expected`: the revision the connection must have now, 0 for none yet. What another process
-        has found and kept already is not recorded twice.
+        `expected`: the revision the connection must have now, 0 for none yet. Changes that another
+        process has recorded already are not recorded twice.
         """
         settings = self._seal.encrypt_json(put)
         definition = await asyncio.to_thread(_row, name, found)
@@ -123,8 +123,8 @@ class StoredCatalog:
         def unit(tx: Connection, revision: int) -> int:
             if put is not None:
                 _check_revision(tx, name, expected)
-                when = {"revision": revision, "updated_at": found.at, "updated_by": by}
-                upsert(tx, _connections, {"name": name, "settings": settings, **when})
+                stamp = {"revision": revision, "updated_at": found.at, "updated_by": by}
+                upsert(tx, _connections, {"name": name, "settings": settings, **stamp})
             if tx.execute(same).first() is None:
                 record_changes(tx, name, changes)
             _keep_former(tx, renamed)
@@ -134,7 +134,7 @@ class StoredCatalog:
         return await write_revision(self.db, unit)
 
     async def delete(self, name: str, expected: int | None) -> int:
-        """Forgets a connection and its definition; the revision at which it went."""
+        """Forgets a connection and its definition; gives the new revision."""
 
         def unit(tx: Connection, revision: int) -> int:
             _check_revision(tx, name, expected)
@@ -147,63 +147,63 @@ class StoredCatalog:
 
         return await write_revision(self.db, unit)
 
-    async def keep_former(self, renamed: Sequence[FormerName]) -> None:
+    async def keep_former_names(self, renamed: Sequence[FormerName]) -> None:
         """Keeps names that tools had."""
         await self.db.write(lambda tx: _keep_former(tx, renamed), "former names")
 
-    def forget_former(self, names: Sequence[FormerName]) -> None:
-        """Forgets names that others have now: they will never be their tools' again."""
-        which = [(each.connection, each.name, each.operation) for each in names]
+    def forget_former_names(self, names: Sequence[FormerName]) -> None:
+        """Forgets former names that other tools have now."""
+        keys = [(each.connection, each.name, each.operation) for each in names]
         columns = tuple_(_former.c.connection, _former.c.name, _former.c.operation)
-        self.db.write_soon(lambda tx: tx.execute(delete(_former).where(columns.in_(which))))
+        self.db.write_soon(lambda tx: tx.execute(delete(_former).where(columns.in_(keys))))
 
     async def keep(self, name: str, found: Found) -> None:
         """Keeps a definition that is no connection's."""
         row = _row(name, found)
         await write_revision(self.db, lambda tx, _: _save_definition(tx, row))
 
-    async def undecided(self, connection: str) -> list[Change]:
+    async def undecided_changes(self, connection: str) -> list[Change]:
         """The changes that are kept from being served."""
-        return await self.db.read(lambda tx: _undecided(tx, connection))
+        return await self.db.read(lambda tx: _undecided_changes(tx, connection))
 
     async def decide(
         self,
         change: Change,
-        status: Decided,
+        status: ChangeDecision,
         by: str,
         old: Found,
         new: Found | None,
     ) -> tuple[Change, int]:
-        """Keeps a decision, with the build that follows from it, if nothing came in between."""
+        """Keeps a decision, with the build that follows from it, if no refresh came in between."""
         build = await asyncio.to_thread(encode_build, new.build) if new else b""
         place = {"connection": change.connection, "location": old.definition.location}
 
         def unit(tx: Connection, revision: int) -> tuple[Change, int]:
-            decided = decide_change(tx, change.id, status, by=by, now=time.time())
-            if decided is None:
+            decision = decide_change(tx, change.id, status, by=by, now=time.time())
+            if decision is None:
                 raise Fixable("invalid_arguments", "the change does not wait for a decision")
-            before = update(_definitions).filter_by(**place, fetched_at=old.at)
-            if new and not tx.execute(before.values(build=build, fetched_at=new.at)).rowcount:
+            unchanged = update(_definitions).filter_by(**place, fetched_at=old.at)
+            if new and not tx.execute(unchanged.values(build=build, fetched_at=new.at)).rowcount:
                 raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
-            return decided, revision
+            return decision, revision
 
         return await write_revision(self.db, unit)
 
 
 def _keep_former(tx: Connection, renamed: Sequence[FormerName]) -> None:
     """Keeps names that tools had, the newest of each connection."""
-    for each in renamed:
-        upsert(tx, _former, values(each))
-    for connection in {each.connection for each in renamed}:
-        mine = select(_former.c.name).filter_by(connection=connection)
-        beyond = mine.order_by(_former.c.at.desc(), _former.c.name).offset(MAX_OPERATIONS)
-        over = tx.execute(beyond).scalars().all()
-        tx.execute(delete(_former).filter_by(connection=connection).where(_former.c.name.in_(over)))
+    for former_name in renamed:
+        upsert(tx, _former, values(former_name))
+    for connection in {former_name.connection for former_name in renamed}:
+        names = select(_former.c.name).filter_by(connection=connection)
+        beyond = names.order_by(_former.c.at.desc(), _former.c.name).offset(MAX_OPERATIONS)
+        rest = tx.execute(beyond).scalars().all()
+        tx.execute(delete(_former).filter_by(connection=connection).where(_former.c.name.in_(rest)))
 
 
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
-    held = tx.execute(select(_connections.c.revision).filter_by(name=name)).scalar() or 0
-    refuse_stale(f"connection {name}", held, expected)
+    current = tx.execute(select(_connections.c.revision).filter_by(name=name)).scalar() or 0
+    refuse_stale(f"connection {name}", current, expected)
 
 
 def _row(name: str, found: Found) -> dict[str, Any]:
@@ -246,37 +246,37 @@ async def save_validation(
 async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | None:
     """What the validator said of a document; None if it was never asked."""
     statement = select(_validations.c.problems).where(_validations.c.sha256 == sha256)
-    found = await db.read(lambda tx: tx.execute(statement).scalar())
-    return None if found is None else msgspec.convert(found, tuple[Problem, ...])
+    problems = await db.read(lambda tx: tx.execute(statement).scalar())
+    return None if problems is None else msgspec.convert(problems, tuple[Problem, ...])
 
 
 def record_changes(tx: Connection, connection: str, changes: Sequence[Change]) -> None:
-    """Keeps what a refresh found, in place of what was held before and is no longer found.
+    """Keeps the changes of a refresh, in place of held ones that it no longer found.
 
-    A change that is held already, or was rejected and comes again as it was, is not told anew.
+    A change that is held already, or was rejected and comes again as it was, is not kept anew.
     """
-    told = {change.content: change for change in _undecided(tx, connection)}
-    # What is applied is told in any case: it may be what was held or rejected before.
-    fresh = [c for c in changes if c.status == "applied" or c.content not in told]
-    still = {c.content for c in changes if c.status == "held"}
-    over = [c.id for c in told.values() if c.status == "held" and c.content not in still]
-    tx.execute(delete(_changes).where(_changes.c.id.in_(over)))
-    if fresh:
-        tx.execute(insert(_changes), [values(change) for change in fresh])
+    undecided = {change.content: change for change in _undecided_changes(tx, connection)}
+    # An applied change is kept in any case: it may have been held or rejected before.
+    new = [c for c in changes if c.status == "applied" or c.content not in undecided]
+    held = {c.content for c in changes if c.status == "held"}
+    stale_ids = [c.id for c in undecided.values() if c.status == "held" and c.content not in held]
+    tx.execute(delete(_changes).where(_changes.c.id.in_(stale_ids)))
+    if new:
+        tx.execute(insert(_changes), [values(change) for change in new])
 
 
-def _undecided(tx: Connection, connection: str) -> list[Change]:
+def _undecided_changes(tx: Connection, connection: str) -> list[Change]:
     undecided = _changes.c.status.in_(("held", "rejected"))
-    return many(tx, select(_changes).filter_by(connection=connection).where(undecided), Change)
+    return get_all(tx, select(_changes).filter_by(connection=connection).where(undecided), Change)
 
 
 def decide_change(
-    tx: Connection, id: str, status: Decided, *, by: str, now: float
+    tx: Connection, id: str, status: ChangeDecision, *, by: str, now: float
 ) -> Change | None:
     """The change as decided now; None if it was not held any more."""
-    held = update(_changes).filter_by(id=id, status="held")
-    statement = held.values(status=status, by=by, decided_at=now)
-    return one(tx, statement.returning(_changes), Change)
+    held_change = update(_changes).filter_by(id=id, status="held")
+    statement = held_change.values(status=status, by=by, decided_at=now)
+    return get_one(tx, statement.returning(_changes), Change)
 
 
 async def list_changes(
@@ -287,23 +287,23 @@ async def list_changes(
     limit: int = STORE_ROWS,
 ) -> list[Change]:
     """Changes, newest first."""
-    asked = {"connection": connection, "status": status}
-    which = {name: value for name, value in asked.items() if value is not None}
-    found = select(_changes).filter_by(**which).order_by(_changes.c.id.desc())
-    statement = found.limit(min(limit, STORE_ROWS))
-    return await db.read(lambda tx: many(tx, statement, Change))
+    columns = {"connection": connection, "status": status}
+    filters = {name: value for name, value in columns.items() if value is not None}
+    ordered = select(_changes).filter_by(**filters).order_by(_changes.c.id.desc())
+    statement = ordered.limit(min(limit, STORE_ROWS))
+    return await db.read(lambda tx: get_all(tx, statement, Change))
 
 
 async def count_held(db: Database) -> dict[str, int]:
-    """How many changes of each connection wait for somebody to accept them."""
+    """How many changes of each connection wait for a person to accept them."""
     name = _changes.c.connection
-    held = select(name, func.count()).filter_by(status="held").group_by(name).order_by(name)
-    return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(held)})
+    statement = select(name, func.count()).filter_by(status="held").group_by(name).order_by(name)
+    return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(statement)})
 
 
 async def get_change(db: Database, id: str) -> Change | None:
     """The change of that id."""
-    return await db.read(lambda tx: one(tx, select(_changes).filter_by(id=id), Change))
+    return await db.read(lambda tx: get_one(tx, select(_changes).filter_by(id=id), Change))
 
 
 async def choose_access(db: Database, principal: str, connection: str, access: Level) -> int:

@@ -3,7 +3,7 @@
 A signal is a row that every process reads, this one too, in the order of commits. On PostgreSQL a
 NOTIFY wakes the readers, and a slow poll stands behind it; on SQLite they ask ten times a second
 whether anything was committed. Signals are kept for a minute. After a break of the connection some
-may be lost: then `RECONNECTED` comes too, and whoever waits for something looks at the store again.
+may be lost: then `RECONNECTED` comes too, and every listener looks at the store again.
 Signals of the feed (`EVENTS`) name an execution or an approval and are kept for an hour, so that a
 reader of the feed that was cut off goes on where it stopped.
 """
@@ -26,7 +26,7 @@ from gateway import limits
 from gateway.errors import Fixable, GatewayError
 from gateway.model import new_id
 from gateway.store import tables
-from gateway.store.database import Database, alive, insert_new, many, signal, upsert
+from gateway.store.database import Database, get_all, insert_new, select_living, signal, upsert
 
 REVISION = "revision"  # the signal, with the revision; it is heard at every look besides
 REVISION_LOCK = "~revision"  # sorts behind every other key: see `Database.write`
@@ -52,21 +52,21 @@ async def current_revision(db: Database) -> int:
 
 
 async def write_revision(db: Database, unit: Callable[[Connection, int], T]) -> T:
-    """Writes a unit at the next revision, which it is given, and has every replica look.
+    """Writes a unit, which is given the next revision, and has every replica read the change.
 
-    Such units happen one after the other, in all processes.
+    Over all processes, such units run one after the other.
     """
     return await db.write(lambda tx: unit(tx, _bump_revision(tx)), REVISION_LOCK)
 
 
-def refuse_stale(what: str, held: int, expected: int | None) -> None:
-    """Refuses a change of something that has another revision by now than its author expects."""
-    if expected not in (None, held):
+def refuse_stale(name: str, current: int, expected: int | None) -> None:
+    """Refuses a change of a row that by now has another revision than its author expects."""
+    if expected not in (None, current):
         raise Fixable(
             "precondition",
-            f"The {what} was changed meanwhile.",
+            f"The {name} was changed meanwhile.",
             "Read it again and repeat the change on what it is now.",
-            revision=held,
+            revision=current,
         )
 
 
@@ -84,7 +84,7 @@ _newest = select(func.max(_signals.c.id)).where(_signals.c.kind.in_(tables.EVENT
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One thing that a process told all others."""
+    """One message of a process to all processes."""
 
     id: int
     kind: str
@@ -92,47 +92,47 @@ class Signal:
 
 
 def signal_soon(db: Database, kind: str, payload: str) -> None:
-    """Tells every process a named thing, soon; nobody waits for it."""
+    """Sends a signal to every process, soon; the caller does not wait for it."""
     db.write_soon(lambda tx: signal(tx, kind, payload), len(payload))
 
 
 async def events_after(db: Database, last_id: int) -> list[Signal]:
-    """The events that came after one, oldest first, some at a time."""
+    """The events after the one of this id, oldest first, at most `STORE_ROWS` of them."""
     events = _signals.c.kind.in_(tables.EVENTS)
     return await db.read(lambda tx: _signals_after(tx, last_id, events))
 
 
 async def last_event_id(db: Database) -> int:
-    """Where a reader begins that wants only what is new."""
+    """The id of the newest event, for a reader that wants only later ones."""
     return await db.read(lambda tx: tx.execute(_newest).scalar() or 0)
 
 
 async def newest_ids(db: Database) -> tuple[int, int]:
-    """The same, and the revision of what all replicas share, with one look."""
-    both = select(_newest.scalar_subquery(), _revision.scalar_subquery())
-    found = await db.read(lambda tx: tx.execute(both).one())
-    return found[0] or 0, int(found[1])
+    """The id of the newest event, and the revision of what all replicas share, with one read."""
+    statement = select(_newest.scalar_subquery(), _revision.scalar_subquery())
+    row = await db.read(lambda tx: tx.execute(statement).one())
+    return row[0] or 0, int(row[1])
 
 
-def _signals_after(tx: Connection, last_id: int, *which: ColumnElement[bool]) -> list[Signal]:
-    wanted = select(_signals.c.id, _signals.c.kind, _signals.c.payload)
-    found = wanted.where(_signals.c.id > last_id, *which).order_by(_signals.c.id)
-    return many(tx, found.limit(limits.STORE_ROWS), Signal)
+def _signals_after(tx: Connection, last_id: int, *conditions: ColumnElement[bool]) -> list[Signal]:
+    columns = select(_signals.c.id, _signals.c.kind, _signals.c.payload)
+    statement = columns.where(_signals.c.id > last_id, *conditions).order_by(_signals.c.id)
+    return get_all(tx, statement.limit(limits.STORE_ROWS), Signal)
 
 
-async def living(db: Database) -> list[str]:
+async def living_replicas(db: Database) -> list[str]:
     """The ids of processes whose heartbeat was heard."""
-    return await db.read(lambda tx: [row.id for row in tx.execute(alive(tx))])
+    return await db.read(lambda tx: [row.id for row in tx.execute(select_living(tx))])
 
 
 async def take_of_window(
     db: Database, key: str, *, requests: int, seconds: float, now: float, amount: int = 1
 ) -> float:
-    """Counts `amount` more, if that many may be done now: 0.0; else in how many seconds.
+    """Counts `amount` more requests if they may be made now: 0.0; else the seconds to wait.
 
-    There are two counters a key, of this window and the one before; the earlier one counts for as
-    much of it as still lies within a window's length from now. So a burst at the border of two
-    windows is no larger than any other. Takes of one key happen one after the other.
+    There are two counters a key, of this window and the one before; the earlier counter counts for
+    the part of its window that still lies within a window's length from now. So a burst at the
+    border of two windows is no larger than any other. Takes of one key happen one after the other.
     """
     start = math.floor(now / seconds) * seconds
 
@@ -145,26 +145,26 @@ async def take_of_window(
             earlier, current = (current if row.start >= start - seconds * 1.5 else 0), 0
         share = 1 - (now - start) / seconds
         if earlier * share + current + amount > requests:
-            return _wait(earlier, current, requests - amount, seconds, now - start)
-        counted = {"start": start, "earlier": earlier, "current": current + amount}
-        tx.execute(update(_windows).filter_by(key=key).values(counted))
+            return _wait_seconds(earlier, current, requests - amount, seconds, now - start)
+        counters = {"start": start, "earlier": earlier, "current": current + amount}
+        tx.execute(update(_windows).filter_by(key=key).values(counters))
         return 0.0
 
     return await db.write(unit, f"window {key}")
 
 
-def _wait(earlier: int, current: int, room: int, seconds: float, passed: float) -> float:
+def _wait_seconds(earlier: int, current: int, room: int, seconds: float, elapsed: float) -> float:
     """How long until the counters leave room."""
     if current <= room and earlier > 0:
-        return max(0.0, seconds * (1 - (room - current) / earlier) - passed)
-    rest = seconds - passed  # until the window ends, then this one is the earlier one
+        return max(0.0, seconds * (1 - (room - current) / earlier) - elapsed)
+    rest = seconds - elapsed  # until the window ends, and becomes the earlier one
     return rest + (seconds * (1 - room / current) if current > room > 0 else 0.0)
 
 
 def keep_wish_in(tx: Connection, key: str, wish: Wish, expires_at: float) -> None:
     """Keeps what a session of the 2025 era wants to hear of, for the process that serves it next.
 
-    What it no longer wants is forgotten.
+    A wish that the session has taken back is forgotten.
     """
     session = wish["session"]
     if wish.get("on") is False:
@@ -174,8 +174,8 @@ def keep_wish_in(tx: Connection, key: str, wish: Wish, expires_at: float) -> Non
         upsert(tx, _wishes, row)
 
 
-async def kept_wishes(db: Database, now: float) -> list[Wish]:
-    """What living sessions want, the latest first."""
+async def load_wishes(db: Database, now: float) -> list[Wish]:
+    """The wishes of living sessions, the latest first."""
     statement = select(_wishes.c.wish).where(_wishes.c.expires_at > now)
     latest = statement.order_by(_wishes.c.expires_at.desc()).limit(limits.STORE_MANY_ROWS)
     return await db.read(lambda tx: list(tx.execute(latest).scalars()))
@@ -198,12 +198,12 @@ async def end_session(db: Database, id: str, expires_at: float) -> None:
 
 
 async def first_use(db: Database, id: str, expires_at: float) -> bool:
-    """Uses up what works once, in any process; False if it was used before."""
+    """Uses up an id that works once, over all processes; False if it was used before."""
     return await db.write(lambda tx: _insert_ended(tx, id, expires_at))
 
 
 async def is_ended(db: Database, id: str) -> bool:
-    """Whether this was ended, or used up."""
+    """Whether the session of this id was ended, or the id used up."""
     statement = select(_ended_sessions).filter_by(id=id)
     return await db.read(lambda tx: tx.execute(statement).first()) is not None
 
@@ -213,24 +213,24 @@ def _insert_ended(tx: Connection, id: str, expires_at: float) -> bool:
 
 
 class Signals:
-    """Calls back in this process for what any process tells, this one included.
+    """Calls listeners of this process for the signals of all processes, this one included.
 
-    A task reads what is told, and whoever does something here may call `hear` besides. A signal
-    only says "look again": it may be lost, so that those who wait read the store, and look from
-    time to time in any case.
+    A task reads the signals, and code that changes something here may call `hear` besides. A signal
+    only says "look again": it may be lost, so that listeners read the store, and look from time to
+    time in any case.
     """
 
     def __init__(self) -> None:
         # By kind and payload; None: whatever the payload.
         self._listeners: dict[tuple[str, str | None], list[Callable[[str], object]]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
-        self._last: int | None = None  # the id of the last signal that was heard
+        self._first_look = asyncio.Event()
+        self._last_id: int | None = None  # the id of the last signal that was heard
 
     async def start(self, db: Database) -> None:
-        """Hears what is told from here on; the revision comes first, as it is."""
+        """Hears signals from here on; the first one is the revision, as it is now."""
         self._task = asyncio.create_task(self._run(db), name="store-signals")
-        await heard_within(self._looked, limits.STORE_STATEMENT_SECONDS)  # it goes on trying
+        await wait_until_set(self._first_look, limits.STORE_STATEMENT_SECONDS)  # `_run` goes on
 
     async def close(self) -> None:
         """Stops listening."""
@@ -250,45 +250,45 @@ class Signals:
                     while True:
                         await next_wake_up()
                         await self._look(db)
-            except Exception as error:  # whatever it was, a deaf process would be worse
+            except Exception as error:  # whatever the error, a deaf process would be worse
                 if not broken:
                     log.warning("store_notifications_lost", error=type(error).__name__)
                 broken = True
                 await asyncio.sleep(limits.REST_SECONDS)
 
     async def _look(self, db: Database) -> None:
-        revision, signals = await db.read(self._news)
+        revision, signals = await db.read(self._new_signals)
         self.hear(REVISION, str(revision))
-        for each in signals:
-            self._last = each.id
-            self.hear(each.kind, each.payload)
-        self._looked.set()
+        for message in signals:
+            self._last_id = message.id
+            self.hear(message.kind, message.payload)
+        self._first_look.set()
         if len(signals) == limits.STORE_ROWS:
             await self._look(db)
 
-    def _news(self, tx: Connection) -> tuple[int, list[Signal]]:
-        if self._last is None:
-            self._last = tx.execute(select(func.max(_signals.c.id))).scalar() or 0
-        signals = _signals_after(tx, self._last)
+    def _new_signals(self, tx: Connection) -> tuple[int, list[Signal]]:
+        if self._last_id is None:
+            self._last_id = tx.execute(select(func.max(_signals.c.id))).scalar() or 0
+        signals = _signals_after(tx, self._last_id)
         return int(tx.execute(_revision).scalar_one()), signals
 
     def hear(self, kind: str, payload: str = "") -> None:
-        """Something has happened; after a break of the connection, perhaps everything."""
-        keys = [(kind, payload), (kind, None)]
-        heard = self._listeners if kind == RECONNECTED else keys
-        for listener in [each for key in heard for each in self._listeners.get(key, ())]:
+        """Calls the listeners of this signal; after a break of the connection, all listeners."""
+        own_keys = [(kind, payload), (kind, None)]
+        heard_keys = self._listeners if kind == RECONNECTED else own_keys
+        for listener in [each for key in heard_keys for each in self._listeners.get(key, ())]:
             try:
                 listener(payload)
             except Exception:  # a listener's mistake must not make this process deaf
                 log.exception("store_signal_failed", kind=kind)
 
     def on(self, kind: str, listener: Callable[[str], object], payload: str | None = None) -> None:
-        """Calls back with the payload whenever this is heard, or with nothing after a break."""
+        """Calls the listener with the payload of each such signal, or with "" after a break."""
         self._listeners.setdefault((kind, payload), []).append(listener)
 
     @contextmanager
-    def awaiting(self, kind: str, payload: str) -> Iterator[asyncio.Event]:
-        """An event that is set whenever this is heard."""
+    def event_for(self, kind: str, payload: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever this signal is heard."""
         event = asyncio.Event()
 
         def wake(_: str) -> None:
@@ -304,8 +304,8 @@ class Signals:
                 del self._listeners[kind, payload]
 
 
-async def heard_within(event: asyncio.Event, seconds: float) -> bool:
-    """Waits for the event, at most so long; it is ready for the next time."""
+async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event is set within these seconds; it is cleared for the next time."""
     try:
         async with asyncio.timeout(max(seconds, 0.0)):
             await event.wait()
@@ -320,9 +320,9 @@ Start = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 @dataclass
 class Letters:
-    """Asks another process something and gives what it answers; a letter is a signal.
+    """Asks other processes questions and gives their answers; a letter is a signal.
 
-    `answer` gives what this process answers, in a task that `start` begins.
+    `answer` answers a question to this process, in a task that `start` begins.
     """
 
     db: Database
@@ -330,29 +330,29 @@ class Letters:
     replica: str
     answer: Callable[..., Awaitable[Any]]
     start: Start
-    awaited: dict[str, asyncio.Future[Any]] = field(default_factory=dict)  # replies, by letter
+    replies: dict[str, asyncio.Future[Any]] = field(default_factory=dict)  # by letter
 
     def __post_init__(self) -> None:
-        self.signals.on(LETTER, self._take)
+        self.signals.on(LETTER, self._receive)
 
     async def ask(self, replica: str, *values: Any) -> Any:
-        """What that process answers to these values; None where it ended without an answer."""
-        letter, alive = new_id(time.time()), True
-        reply = self.awaited[letter] = asyncio.get_running_loop().create_future()
+        """The answer of that process to these values; None where it ended without an answer."""
+        letter, is_alive = new_id(time.time()), True
+        reply = self.replies[letter] = asyncio.get_running_loop().create_future()
         try:
             await self._send(replica, letter, [self.replica, *values])
-            while alive and not reply.done():  # what is dead now may have answered before
-                alive = replica in await living(self.db)
+            while is_alive and not reply.done():  # a dead process may have answered before
+                is_alive = replica in await living_replicas(self.db)
                 await asyncio.wait([reply], timeout=limits.MOMENT_SECONDS)
             return reply.result() if reply.done() else None
         finally:
-            del self.awaited[letter]
+            del self.replies[letter]
 
-    def _take(self, payload: str) -> None:
-        to, letter, text = f"{payload}  ".split(" ", 2)
-        if to != self.replica:
+    def _receive(self, payload: str) -> None:
+        recipient, letter, text = f"{payload}  ".split(" ", 2)
+        if recipient != self.replica:
             return
-        value, reply = json.loads(text), self.awaited.get(letter)
+        value, reply = json.loads(text), self.replies.get(letter)
         if reply is not None and not reply.done():
             reply.set_result(value)
         elif reply is None and isinstance(value, list):
@@ -364,6 +364,6 @@ class Letters:
         except GatewayError as error:
             log.warning("letter_not_answered", code=error.code)
 
-    async def _send(self, to: str, letter: str, value: Any) -> None:
-        payload = f"{to} {letter} {json.dumps(value)}"
+    async def _send(self, recipient: str, letter: str, value: Any) -> None:
+        payload = f"{recipient} {letter} {json.dumps(value)}"
         await self.db.write(lambda tx: signal(tx, LETTER, payload))

@@ -46,7 +46,7 @@ from sqlalchemy import (
 from gateway import limits
 from gateway.errors import ConfigInvalid, GatewayError, Overloaded
 from gateway.store import tables
-from gateway.store.engines import CHANNEL, engine_for, translated, unavailable
+from gateway.store.engines import CHANNEL, engine_for, translate_errors, unavailable_error
 
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]
@@ -58,7 +58,7 @@ log = structlog.get_logger()
 class Work(Struct, frozen=True):
     """A unit, the answer that its caller waits for, and the shared row that it will lock.
 
-    Where nobody waits, the memory that the unit takes meanwhile.
+    Where no caller waits: the memory that the unit takes meanwhile.
     """
 
     unit: Unit
@@ -73,8 +73,8 @@ class Database:
     def __init__(self, url: str) -> None:
         self.engine = engine_for(url)
         self.commits = self.dropped = 0
-        self._waiting: list[Work] = []
-        self._soon: list[Work] = []
+        self._queue: list[Work] = []
+        self._soon_work: list[Work] = []
         self._soon_bytes = 0
         self._wake, self._wakes_at = asyncio.Event(), math.inf
         self._task: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class Database:
     async def open(self) -> Database:
         """Connects, brings the tables up to date and starts the writer."""
         try:
-            with translated():
+            with translate_errors():
                 await self.engine.prepare(make_tables)
         except BaseException:
             await self.engine.close()
@@ -100,7 +100,7 @@ class Database:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._give_up()
-        with translated():
+        with translate_errors():
             await self.engine.close()
 
     __aenter__ = open
@@ -110,29 +110,29 @@ class Database:
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """What the query returns. Each statement sees the newest commit; it can't write."""
-        with translated():
+        with translate_errors():
             return await self.engine.read(query)
 
     async def write(self, unit: Callable[[Connection], T], locks: str = "") -> T:
         """What the unit returned, once it is on disk.
 
-        `locks` names the row that units of several processes fight for. A batch takes them in
-        order, so that two batches can't hold what the other one wants.
+        `locks` names the row that units of several processes fight for. A batch locks its
+        rows in order, so that no two batches wait for each other.
         """
         if self._closing or self._task is None:
-            raise unavailable("The store is closed.")
-        if len(self._waiting) >= limits.STORE_QUEUE:
-            what, hint = "Too many writes are waiting for the store.", "Try again shortly."
-            raise Overloaded("busy", what, hint)
+            raise unavailable_error("The store is closed.")
+        if len(self._queue) >= limits.STORE_QUEUE:
+            message, hint = "Too many writes are waiting for the store.", "Try again shortly."
+            raise Overloaded("busy", message, hint)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Work(unit, answer, locks))
+        self._queue.append(Work(unit, answer, locks))
         self._wake.set()
-        with translated():
+        with translate_errors():
             async with asyncio.timeout(limits.STORE_WRITE_SECONDS):
                 return await answer
 
     def write_soon(self, unit: Unit, size: int = 0, within: float = limits.SETTLE_SECONDS) -> bool:
-        """Takes a unit for the next batch, which waits so many seconds for more at most.
+        """Takes a unit for the next batch, which waits `within` seconds for more at most.
 
         False (and counted) where there is no room left.
         """
@@ -140,35 +140,35 @@ class Database:
         if self._closing or self._soon_bytes + size > limits.STORE_BURST_BYTES:
             self.dropped += 1
             return False
-        self._soon.append(Work(unit, size=size))
+        self._soon_work.append(Work(unit, size=size))
         self._soon_bytes += size
         is_much = self._soon_bytes > limits.STORE_BURST_BYTES // 8
         self._wake_within(limits.SETTLE_SECONDS if is_much else within)
         return True
 
     async def settle(self) -> None:
-        """Puts what `write_soon` took on disk now, so that a read finds it."""
+        """Puts the units of `write_soon` on disk now, so that a read finds their rows."""
         with suppress(GatewayError):  # the read that follows says what is wrong with the store
-            if self._soon or self._writing:
-                await self.write(lambda tx: None)  # rides in, or behind, the batch that has it
+            if self._soon_work or self._writing:
+                await self.write(lambda tx: None)  # rides in, or behind, their batch
 
     async def ping(self) -> None:
         """Returns if the store answers."""
         await self.read(lambda tx: tx.execute(text("SELECT 1")).scalar_one())
 
     async def _run(self) -> None:
-        while self._waiting or self._soon or not self._closing:
+        while self._queue or self._soon_work or not self._closing:
             await self._wake.wait()
             self._wake.clear()
             self._wakes_at = math.inf
             self._writing = True
-            stored = await self._commit(self._take())
+            is_stored = await self._commit(self._take_batch())
             self._writing = False
-            if self._waiting or self._closing and stored:
+            if self._queue or self._closing and is_stored:
                 self._wake.set()
             elif self._closing:
                 return
-            elif not stored:
+            elif not is_stored:
                 self._wake_within(limits.REST_SECONDS)
 
     def _wake_within(self, seconds: float) -> None:
@@ -177,11 +177,11 @@ class Database:
             self._wakes_at = loop.time() + seconds
             loop.call_later(seconds, self._wake.set)
 
-    def _take(self) -> list[Work]:
-        # What its caller gave up meanwhile must not happen either.
-        asked = [work for work in self._waiting if work.answer and not work.answer.done()]
-        batch = [*self._soon, *sorted(asked, key=lambda work: work.locks)]
-        self._waiting, self._soon, self._soon_bytes = [], [], 0
+    def _take_batch(self) -> list[Work]:
+        # A unit whose caller gave up meanwhile must not run either.
+        wanted_work = [work for work in self._queue if work.answer and not work.answer.done()]
+        batch = [*self._soon_work, *sorted(wanted_work, key=lambda work: work.locks)]
+        self._queue, self._soon_work, self._soon_bytes = [], [], 0
         return batch
 
     async def _commit(self, batch: list[Work]) -> bool:
@@ -194,7 +194,7 @@ class Database:
                 outcomes = await self.engine.transact(lambda tx: _run_together(tx, units))
             except _UnitFailed:
                 outcomes = await self.engine.transact(lambda tx: _run_batch(tx, units, _run_alone))
-        except Exception as error:  # the task must live on, whatever the driver thought of
+        except Exception as error:  # the task must live on, whatever the driver raised
             self._keep_or_fail(batch, error)
             return False
         self.commits += 1
@@ -206,34 +206,34 @@ class Database:
         return True
 
     def _keep_or_fail(self, batch: list[Work], error: Exception) -> None:
-        """Has callers know that the store failed; what nobody waits for is tried again."""
+        """Tells callers that the store failed; units that no caller waits for are tried again."""
         if not self._down:  # said once, not for every batch of an outage
             log.error("store_write_failed", error=type(error).__name__, units=len(batch))
             self._down = True
-        kept = [work for work in batch if work.answer is None]
-        self._soon = [*kept, *self._soon]
-        self._soon_bytes += sum(work.size for work in kept)
-        for work in batch[len(kept) :]:
+        retried_work = [work for work in batch if work.answer is None]
+        self._soon_work = [*retried_work, *self._soon_work]
+        self._soon_bytes += sum(work.size for work in retried_work)
+        for work in batch[len(retried_work) :]:
             self._answer(work, error)
 
     def _answer(self, work: Work, outcome: Any) -> None:
-        failed = isinstance(outcome, Exception)
+        is_error = isinstance(outcome, Exception)
         if work.answer is None:
-            if failed:
+            if is_error:
                 self.dropped += 1
                 log.warning("store_row_refused", error=type(outcome).__name__)
         elif not work.answer.done():
-            if failed:
+            if is_error:
                 work.answer.set_exception(outcome)
             else:
                 work.answer.set_result(outcome)
 
     def _give_up(self) -> None:
-        for work in self._waiting:
-            self._answer(work, unavailable("The store is closed."))
-        self.dropped += len(self._soon)
-        if self._soon:
-            log.error("store_rows_lost", rows=len(self._soon))
+        for work in self._queue:
+            self._answer(work, unavailable_error("The store is closed."))
+        self.dropped += len(self._soon_work)
+        if self._soon_work:
+            log.error("store_rows_lost", rows=len(self._soon_work))
 
 
 class _UnitFailed(Exception):
@@ -275,12 +275,12 @@ def _run_alone(tx: Connection, unit: Unit) -> Any:
 
 
 def signal(tx: Connection, kind: str, payload: str = "") -> None:
-    """Tells every process a named thing, this one too, once this transaction is committed."""
+    """Sends a signal to every process, this one too, once this transaction is committed."""
     tx.info["signals"].append({"kind": kind, "payload": payload, "at": time.time()})
 
 
 def _write_signals(tx: Connection) -> None:
-    """Writes what the units of a batch tell, last of all.
+    """Writes the signals of a batch, last of all.
 
     Their ids must grow in the order of commits, or a process that has read 7 would miss a 6 that
     comes late. So processes do this step, and the commit behind it, one after the other.
@@ -308,55 +308,55 @@ def _write_added(tx: Connection) -> None:
 def insert_rows(
     tx: Connection, table: Table, rows: Sequence[Row], on_conflict: str = "DO NOTHING"
 ) -> int:
-    """Inserts rows, many with one statement; how many are new, or were changed on a conflict.
+    """Inserts rows, many with one statement; gives how many are new, or changed.
 
-    All have the same columns in the same order; those that no row fills are left out. SQLite's
-    driver would let other threads run after each row, and wait for its turn as often. SQLAlchemy's
-    own way to put many rows into one statement takes longer than the insert, and says a conflict
-    differently for each database.
+    All rows have the same columns in the same order; columns that no row fills are left out.
+    SQLite's driver would let other threads run after each row, and wait for its turn as often.
+    SQLAlchemy's own way to put many rows into one statement takes longer than the insert, and says
+    a conflict differently for each database.
     """
-    every = zip(rows[0], zip(*[row.values() for row in rows], strict=True), strict=True)
-    columns = {name: _storable_all(them) for name, them in every if them.count(None) < len(rows)}
+    pairs = zip(rows[0], zip(*[row.values() for row in rows], strict=True), strict=True)
+    columns = {name: _storable(cells) for name, cells in pairs if cells.count(None) < len(rows)}
     names, count = ", ".join(f'"{name}"' for name in columns), 0
-    left = list(zip(*columns.values(), strict=True))
-    while left:
+    remaining = list(zip(*columns.values(), strict=True))
+    while remaining:
         # By powers of two: other numbers of rows are other statements, and drivers keep each.
-        size = 1 << min(len(left), limits.STORE_ROWS).bit_length() - 1
-        part, left = left[:size], left[size:]
-        marks = _marks(is_postgres(tx), len(columns), size)
+        size = 1 << min(len(remaining), limits.STORE_ROWS).bit_length() - 1
+        part, remaining = remaining[:size], remaining[size:]
+        marks = _placeholders(is_postgres(tx), len(columns), size)
         statement = f"INSERT INTO {table.name} ({names}) VALUES {marks} ON CONFLICT {on_conflict}"
         count += tx.exec_driver_sql(statement, tuple(chain.from_iterable(part))).rowcount
     return count
 
 
-def _storable_all(values: Sequence[Any]) -> Sequence[Any]:
+def _storable(cells: Sequence[Any]) -> Sequence[Any]:
     """A column as the store holds it; nearly always one look at all its values is enough."""
-    kinds = {*map(type, values)} - {NoneType}
-    text = "".join(filter(None, values)) if kinds == {str} else "\0"
+    kinds = {*map(type, cells)} - {NoneType}
+    text = "".join(filter(None, cells)) if kinds == {str} else "\0"
     is_plain = text.isascii() and "\0" not in text
-    return values if is_plain or kinds <= {bytes, int, float} else [*map(tables.storable, values)]
+    return cells if is_plain or kinds <= {bytes, int, float} else [*map(tables.storable, cells)]
 
 
 def insert_new(tx: Connection, table: Table, row: Row) -> bool:
-    """Inserts a row, unless it is there: whether it was not."""
+    """Inserts a row unless it is there; True if it was inserted."""
     return insert_rows(tx, table, [row]) == 1
 
 
 def upsert(tx: Connection, table: Table, row: Row) -> None:
-    """Inserts a row, or replaces all of the one that is already there."""
+    """Inserts a row, or replaces every column of the row that has its key."""
     keys = [column.name for column in table.primary_key]
     rest = [name for name in row if name not in keys]
-    insert_rows(tx, table, [row], f"({', '.join(keys)}) DO UPDATE SET {taking_over(rest)}")
+    insert_rows(tx, table, [row], f"({', '.join(keys)}) DO UPDATE SET {set_clause(rest)}")
 
 
-def taking_over(columns: Iterable[str]) -> str:
-    """What is set on a conflict: these columns, as the row that was to be inserted has them."""
+def set_clause(columns: Iterable[str]) -> str:
+    """The assignments on a conflict: these columns, as the row to be inserted has them."""
     return ", ".join(f'"{name}" = excluded."{name}"' for name in columns)
 
 
 @lru_cache
-def _marks(postgres: bool, columns: int, rows: int) -> str:
-    """The places of so many rows: `(?, ?), (?, ?)`, or `($1, $2), ($3, $4)`."""
+def _placeholders(postgres: bool, columns: int, rows: int) -> str:
+    """The placeholders of these rows: `(?, ?), (?, ?)`, or `($1, $2), ($3, $4)`."""
     places = [f"${number + 1}" if postgres else "?" for number in range(columns * rows)]
     parts = (places[start : start + columns] for start in range(0, len(places), columns))
     return ", ".join(f"({', '.join(part)})" for part in parts)
@@ -373,10 +373,10 @@ def store_time(tx: Connection) -> ColumnElement[float]:
     return literal_column(postgres if is_postgres(tx) else sqlite)
 
 
-def alive(tx: Connection) -> Select[tuple[str]]:
+def select_living(tx: Connection) -> Select[tuple[str]]:
     """The ids of processes that are alive, as a statement or inside another one."""
-    heard = tables.replicas.c.heartbeat_at > store_time(tx) - limits.SILENT_SECONDS
-    return select(tables.replicas.c.id).where(heard)
+    is_alive = tables.replicas.c.heartbeat_at > store_time(tx) - limits.SILENT_SECONDS
+    return select(tables.replicas.c.id).where(is_alive)
 
 
 def values(row: Any) -> dict[str, Any]:
@@ -384,13 +384,13 @@ def values(row: Any) -> dict[str, Any]:
     return {field.name: getattr(row, field.name) for field in fields(row)}
 
 
-def one(tx: Connection, statement: Executable, kind: type[T]) -> T | None:
+def get_one(tx: Connection, statement: Executable, kind: type[T]) -> T | None:
     """The only row as a frozen value, if there is one."""
     row = tx.execute(statement).one_or_none()
     return None if row is None else kind(**row._mapping)
 
 
-def many(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
+def get_all(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
     """All rows as frozen values."""
     return [kind(**row._mapping) for row in tx.execute(statement)]
 
@@ -401,10 +401,10 @@ VERSION = "release_1"
 
 
 def make_tables(connection: Connection) -> None:
-    """Makes the tables and columns that are not there: all of them, or those that came since."""
-    known = has_tables(connection)
+    """Makes the tables and columns that are missing: all, or those of a later gateway."""
+    had_tables = has_tables(connection)
     tables.metadata.create_all(connection)
-    if known:
+    if had_tables:
         _add_columns(connection)
     else:
         connection.execute(insert(tables.revision), {"id": 1, "value": 0})
@@ -412,39 +412,39 @@ def make_tables(connection: Connection) -> None:
 
 
 def _add_columns(connection: Connection) -> None:
-    """Adds what rows have come to say since; rows that are there, and older gateways that still
-    run beside this one, leave it empty."""
+    """Adds the columns that came later; rows that are there, and older gateways that still run
+    beside this one, leave them empty."""
     for column in _missing_columns(connection):
         kind = column.type.compile(connection.dialect)
-        added = f'ALTER TABLE {column.table.name} ADD COLUMN "{column.name}" {kind}'
-        connection.execute(text(added))
+        statement = f'ALTER TABLE {column.table.name} ADD COLUMN "{column.name}" {kind}'
+        connection.execute(text(statement))
 
 
 def _missing_columns(connection: Connection) -> list[Column[Any]]:
     found = inspect(connection).get_multi_columns()
-    there = {(table, column["name"]) for (_, table), them in found.items() for column in them}
+    present = {(table, c["name"]) for (_, table), columns in found.items() for c in columns}
     columns = [column for table in tables.metadata.sorted_tables for column in table.columns]
-    return [column for column in columns if (column.table.name, column.name) not in there]
+    return [column for column in columns if (column.table.name, column.name) not in present]
 
 
 def is_current(connection: Connection) -> bool:
-    """Whether everything that this gateway reads is there, as once it has served from the store."""
+    """Whether the store has all this gateway reads, as it has once a gateway served from it."""
     return has_tables(connection) and not _missing_columns(connection)
 
 
 def has_tables(connection: Connection) -> bool:
     """Whether the tables are there; refuses those of another version than this gateway's.
 
-    There is one version so far. A later one is told apart here from those that came before, and
-    says how their tables become its own: the version's table is the one that Alembic reads.
+    There is one version so far. A later version is told apart here from earlier ones, and says
+    how their tables become its own: the version's table is the one that Alembic reads.
     """
     if not inspect(connection).has_table(tables.versions.name):
         return False
-    found = connection.execute(select(tables.versions)).scalar()
-    if found != VERSION:
+    version = connection.execute(select(tables.versions)).scalar()
+    if version != VERSION:
         raise ConfigInvalid(
             [
-                f"store.url: the store has the version {found}, and this gateway knows {VERSION}"
+                f"store.url: the store has the version {version}, and this gateway knows {VERSION}"
                 " only. Run the gateway that made it, or begin a new store: move the SQLite file"
                 " (and its -wal and -shm) away, or name another PostgreSQL database. Connections"
                 " that were put must be put again there"

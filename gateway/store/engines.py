@@ -50,17 +50,17 @@ FAILURES = (
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turns every failure of the database into `Broken`, with its cause chained for the log."""
     try:
         yield
     except TimeoutError as error:
-        raise unavailable("The store did not answer in time.") from error
+        raise unavailable_error("The store did not answer in time.") from error
     except FAILURES as error:
-        raise unavailable("The store did not do what it was asked to.") from error
+        raise unavailable_error("The store did not do what it was asked to.") from error
 
 
-def unavailable(message: str) -> Broken:
+def unavailable_error(message: str) -> Broken:
     """The one error that callers see of a database that fails."""
     return Broken(
         "store_unavailable", message, "Try again shortly; the gateway's log has the cause."
@@ -85,7 +85,7 @@ class Sqlite:
         self._lock = path.with_name(path.name + ".lock")
         self._seconds = seconds
         self._writer = _sqlite_engine(path, 1, "journal_mode = WAL")
-        # The write lock at once: no transaction fails halfway because another process was faster.
+        # Takes the write lock at once: no transaction fails halfway as another process was faster.
         event.listen(self._writer, "begin", lambda tx: tx.exec_driver_sql("BEGIN IMMEDIATE"))
         self._readers = _sqlite_engine(path, limits.STORE_READERS, "query_only = ON")
         self._write_thread = ThreadPoolExecutor(1, "store-write")
@@ -98,28 +98,28 @@ class Sqlite:
 
     async def read(self, query: Query[T]) -> T:
         """What the query returns. Each statement sees the newest commit."""
-        return await self._on(self._read_threads, partial(self._read, query))
+        return await self._run_on(self._read_threads, partial(self._read, query))
 
     async def transact(self, batch: Query[T]) -> T:
         """What the batch returns, committed."""
-        return await self._on(self._write_thread, partial(self._transact, batch))
+        return await self._run_on(self._write_thread, partial(self._transact, batch))
 
     @asynccontextmanager
     async def wake_ups(self) -> AsyncIterator[WakeUp]:
         """A function that returns when something may have been committed, by any process.
 
-        SQLite tells nobody. But it counts commits, and to ask for the count takes no thread and no
-        table: so that an idle process can look often.
+        SQLite notifies no process. But it counts commits, and reading the count takes no thread and
+        no table, so that an idle process can look often.
         """
         counter = sqlite3.connect(self._path, timeout=0, isolation_level=None)
-        seen: int | None = None
+        version: int | None = None
 
         async def next_wake_up() -> None:
-            nonlocal seen
-            before = seen
-            while seen == before:
+            nonlocal version
+            before = version
+            while version == before:
                 await asyncio.sleep(limits.STORE_LOOK_SECONDS)
-                seen = counter.execute("PRAGMA data_version").fetchone()[0]
+                version = counter.execute("PRAGMA data_version").fetchone()[0]
 
         try:
             yield next_wake_up
@@ -132,31 +132,31 @@ class Sqlite:
         await asyncio.to_thread(self._readers.dispose)
         await asyncio.to_thread(self._writer.dispose)
 
-    async def _on(self, threads: ThreadPoolExecutor, job: Callable[[float], T]) -> T:
+    async def _run_on(self, threads: ThreadPoolExecutor, job: Callable[[float], T]) -> T:
         deadline = time.monotonic() + self._seconds
         async with asyncio.timeout(self._seconds):
             return await asyncio.get_running_loop().run_in_executor(threads, job, deadline)
 
     def _read(self, query: Query[T], deadline: float) -> T:
-        with self._readers.connect() as connection, _until(connection, deadline):
+        with self._readers.connect() as connection, _interrupt_at(connection, deadline):
             return query(connection)
 
     def _transact(self, batch: Query[T], deadline: float) -> T:
         with (
-            _turn(self._lock, deadline),
+            _take_turn(self._lock, deadline),
             self._writer.begin() as connection,
-            _until(connection, deadline),
+            _interrupt_at(connection, deadline),
         ):
-            _check(deadline)
+            _check_deadline(deadline)
             return batch(connection)
 
 
 @contextmanager
-def _turn(lock: Path, deadline: float) -> Iterator[None]:
+def _take_turn(lock: Path, deadline: float) -> Iterator[None]:
     """Holds a file lock, so that processes take turns.
 
-    SQLite alone would let those that wait look again after ever longer pauses, and a busy process
-    takes the lock again in between. And switching to WAL does not wait for others at all.
+    SQLite alone would let waiting processes look again after ever longer pauses, and a busy process
+    takes the lock again in between. And switching to WAL does not wait for other processes at all.
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -164,21 +164,21 @@ def _turn(lock: Path, deadline: float) -> Iterator[None]:
             with suppress(BlockingIOError):
                 lock_file(descriptor)
                 break
-            _check(deadline)
+            _check_deadline(deadline)
             time.sleep(0.001)
         yield
     finally:
         os.close(descriptor)
 
 
-def _check(deadline: float) -> None:
-    # The caller has been told that it failed: then it must not happen any more.
+def _check_deadline(deadline: float) -> None:
+    # The caller has been told that the job failed: then it must not run any more.
     if time.monotonic() > deadline:
         raise TimeoutError("the store's lock was held too long")
 
 
 @contextmanager
-def _until(connection: Connection, deadline: float) -> Iterator[None]:
+def _interrupt_at(connection: Connection, deadline: float) -> Iterator[None]:
     """Interrupts statements that still run at the deadline, so that their thread comes back."""
     driver: Any = connection.connection.driver_connection
     steps = 20_000  # of SQLite's own, between two looks at the clock
@@ -208,10 +208,10 @@ def _sqlite_engine(path: Path, size: int, pragma: str) -> Engine:
 
 
 def _configure(pragma: str, connection: Any, record: object) -> None:
-    # Without the second, every batch also writes a file in /var/tmp.
-    of_all = ("synchronous = FULL", "temp_store = MEMORY")
-    for each in (*of_all, f"journal_size_limit = {limits.STORE_BURST_BYTES}", pragma):
-        connection.execute(f"PRAGMA {each}")
+    # Without `temp_store`, every batch also writes a file in /var/tmp.
+    common = ("synchronous = FULL", "temp_store = MEMORY")
+    for setting in (*common, f"journal_size_limit = {limits.STORE_BURST_BYTES}", pragma):
+        connection.execute(f"PRAGMA {setting}")
 
 
 class Postgres:
@@ -228,7 +228,7 @@ class Postgres:
         )
 
     async def prepare(self, make_tables: Query[None]) -> None:
-        """Makes the tables, one process at a time: the others wait, then find them made."""
+        """Makes the tables, one process at a time: the others wait, then find the tables."""
 
         def make_in_turn(tx: Connection) -> None:
             tx.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('gateway migrations'))")
@@ -252,23 +252,23 @@ class Postgres:
 
     @asynccontextmanager
     async def wake_ups(self) -> AsyncIterator[WakeUp]:
-        """A function that returns when something was told; it raises if nothing would come."""
+        """A function that returns after a NOTIFY; it raises if the connection has ended."""
         connection = await self._connect()
-        woken = asyncio.Event()
+        wake_event = asyncio.Event()
 
         async def next_wake_up() -> None:
             try:
                 async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
-                    await woken.wait()
+                    await wake_event.wait()
             except TimeoutError:
                 await connection.fetchval("SELECT 1")  # shows whether the connection still stands
-            woken.clear()
+            wake_event.clear()
             if connection.is_closed():
                 raise ConnectionError("the connection that listens has ended")
 
         try:
-            connection.add_termination_listener(lambda _: woken.set())
-            await connection.add_listener(CHANNEL, lambda *_: woken.set())
+            connection.add_termination_listener(lambda _: wake_event.set())
+            await connection.add_listener(CHANNEL, lambda *_: wake_event.set())
             yield next_wake_up
         finally:
             connection.terminate()
@@ -282,14 +282,14 @@ class Postgres:
             server_settings={
                 "application_name": "gateway",
                 "jit": "off",
-                # What a process that hangs, or is stopped, may do to the others.
+                # How long a process that hangs, or is stopped, may hold up the others.
                 "lock_timeout": "4000",
                 "idle_in_transaction_session_timeout": "15000",
             },
         )
 
     def _engine(self, **options: Any) -> AsyncEngine:
-        # Here, not above: it brings SQLAlchemy's mapping along, which SQLite needs nothing of.
+        # Imported here, not above: it loads SQLAlchemy's mapping, which SQLite does not need.
         from sqlalchemy.ext.asyncio import create_async_engine
 
         return create_async_engine(

@@ -33,8 +33,8 @@ from sqlalchemy import (
 
 from gateway.limits import STORE_MANY_ROWS, STORE_ROWS
 from gateway.store import tables
-from gateway.store.database import Database, is_postgres, many
-from gateway.store.ledger import Filter, passes
+from gateway.store.database import Database, get_all, is_postgres
+from gateway.store.ledger import Filter, rule_of
 
 _table = tables.executions
 _approvals = tables.approvals
@@ -62,12 +62,12 @@ async def count_calls(db: Database, since: float, principal: str | None = None) 
         kinds = (_table.c.connection, _table.c.client, _table.c.status, _table.c.access)
         statement = (
             select(minute.label("minute"), *kinds, func.count().label("calls"))
-            .where(passes(Filter(principal=principal, since=since)))
+            .where(rule_of(Filter(principal=principal, since=since)))
             .group_by(minute, *kinds)
             .order_by(func.count().desc())
             .limit(STORE_MANY_ROWS)
         )
-        return many(tx, statement, Count)
+        return get_all(tx, statement, Count)
 
     return await db.read(query)
 
@@ -75,8 +75,8 @@ async def count_calls(db: Database, since: float, principal: str | None = None) 
 async def recent_seconds(db: Database, since: float, principal: str | None = None) -> list[float]:
     """How long the newest calls took that ran at once and ended, in seconds."""
     statement = (
-        select(_took)
-        .where(passes(Filter(principal=principal, since=since)), _ran_at_once)
+        select(_duration)
+        .where(rule_of(Filter(principal=principal, since=since)), _ran_at_once)
         .order_by(_table.c.created_at.desc())
         .limit(STORE_ROWS)
     )
@@ -87,12 +87,12 @@ async def values_of(
     db: Database, column: str, filter: Filter, limit: int = 50
 ) -> list[tuple[str, int]]:
     """The values a column has in the calls the filter lets through, the most frequent first."""
-    wanted = _table.c[column]
+    value = _table.c[column]
     statement = (
-        select(wanted, func.count())
-        .where(passes(filter), wanted.is_not(None))
-        .group_by(wanted)
-        .order_by(func.count().desc(), wanted)
+        select(value, func.count())
+        .where(rule_of(filter), value.is_not(None))
+        .group_by(value)
+        .order_by(func.count().desc(), value)
         .limit(limit)
     )
     return await db.read(lambda tx: [(row[0], row[1]) for row in tx.execute(statement)])
@@ -101,18 +101,18 @@ async def values_of(
 async def newest_values(
     db: Database, columns: Sequence[str], filter: Filter, most: int
 ) -> dict[str, list[tuple[str, int]]]:
-    """The values that columns have in the newest calls the filter lets through, up to so many,
-    the most frequent first."""
-    newest = select(*(_table.c[name] for name in columns)).where(passes(filter))
+    """The values that columns have in the newest `most` calls the filter lets through, the most
+    frequent first."""
+    newest = select(*(_table.c[name] for name in columns)).where(rule_of(filter))
     recent = newest.order_by(_table.c.created_at.desc()).limit(most).cte("recent")
-    counted = [
+    counts = [
         select(literal(name), recent.c[name], func.count()).group_by(recent.c[name])
         for name in columns
     ]
-    statement = union_all(*counted)
-    found = await db.read(lambda tx: [(r[0], r[1], r[2]) for r in tx.execute(statement)])
-    ordered = sorted(found, key=lambda row: (-row[2], row[1]))
-    return {name: [(value, n) for of, value, n in ordered if of == name] for name in columns}
+    statement = union_all(*counts)
+    rows = await db.read(lambda tx: [(r[0], r[1], r[2]) for r in tx.execute(statement)])
+    ordered = sorted(rows, key=lambda row: (-row[2], row[1]))
+    return {name: [(value, n) for field, value, n in ordered if field == name] for name in columns}
 
 
 async def count_by_time(
@@ -124,14 +124,14 @@ async def count_by_time(
     *,
     failed: bool = False,
 ) -> Counter[tuple[str, int]]:
-    """Calls in each step since the filter's time: all under "", or each of these names' own."""
-    given = (filter.status, filter.tool, filter.connection, filter.principal, by)
+    """Calls in each step since the filter's time: all under "", or those of each of these names."""
+    columns = (filter.status, filter.tool, filter.connection, filter.principal, by)
     by_index = (
-        not failed and not filter.idempotency_token and len([each for each in given if each]) <= 1
+        not failed and not filter.idempotency_token and len([each for each in columns if each]) <= 1
     )
 
     def query(tx: Connection) -> Counter[tuple[str, int]]:
-        count = _in_steps if by_index else _in_groups
+        count = _count_in_steps if by_index else _count_in_groups
         statement = count(tx, filter, step, by, names)
         if failed:
             statement = statement.where(_table.c.status.in_(FAILED))
@@ -140,35 +140,35 @@ async def count_by_time(
     return await db.read(query)
 
 
-def _in_steps(
+def _count_in_steps(
     tx: Connection, filter: Filter, step: float, by: str, names: Sequence[str]
 ) -> Select[Any]:
     """Each step of each name is one stretch of an index: nothing is sorted, and no row is read."""
     since, until = filter.since or 0.0, filter.until or time.time()
     count = max(1, math.ceil((until - since) / step))
     places = values(column("place", Integer), name="places").data([(n,) for n in range(count)])
-    named = values(column("name", Text), name="named").data([(name,) for name in names or ("",)])
-    all_places, all_names = places.cte("places"), named.cte("named")
+    name_set = values(column("name", Text), name="named").data([(name,) for name in names or ("",)])
+    all_places, all_names = places.cte("places"), name_set.cte("named")
     place, name = all_places.c.place, all_names.c.name
     calls = select(func.count()).where(
-        passes(replace(filter, since=None, until=None)),
+        rule_of(replace(filter, since=None, until=None)),
         _table.c[by] == name if by else true(),
         _table.c.created_at >= since + place * step,
         _table.c.created_at < since + (place + 1) * step,
     )
-    both = all_names.join(all_places, true())
-    counted = select(name, place, calls.scalar_subquery().label("calls")).select_from(both)
-    found = counted.subquery()
-    return select(found).where(found.c.calls > 0)
+    cells = all_names.join(all_places, true())
+    counts = select(name, place, calls.scalar_subquery().label("calls")).select_from(cells)
+    table = counts.subquery()
+    return select(table).where(table.c.calls > 0)
 
 
-def _in_groups(
+def _count_in_groups(
     tx: Connection, filter: Filter, step: float, by: str, names: Sequence[str]
 ) -> Select[Any]:
-    """Where rows must be looked at, each is looked at once."""
+    """Where a figure needs the rows themselves, each row is read once."""
     name, place = _table.c[by] if by else literal(""), _step(tx, filter.since or 0.0, step)
     statement = select(name, place, func.count()).where(
-        passes(filter), name.in_(names) if by else true()
+        rule_of(filter), name.in_(names) if by else true()
     )
     return statement.group_by(*([name] if by else ()), place).limit(STORE_MANY_ROWS)
 
@@ -176,24 +176,24 @@ def _in_groups(
 async def sample_seconds(
     db: Database, filter: Filter, step: float, by: str, calls: int
 ) -> list[tuple[str, int, float]]:
-    """Name, step and seconds of calls that ran at once and ended: of so many, some."""
+    """Name, step and seconds of calls that ran at once and ended: of many `calls`, a sample."""
     digits = max(0, math.ceil(math.log(max(calls, 1) / STORE_MANY_ROWS, 16)))
 
     def query(tx: Connection) -> list[tuple[str, int, float]]:
-        statement = select(_table.c[by], _step(tx, filter.since or 0.0, step), _took).where(
-            passes(filter), _ran_at_once, _table.c.id.endswith("0" * digits) if digits else true()
+        statement = select(_table.c[by], _step(tx, filter.since or 0.0, step), _duration).where(
+            rule_of(filter), _ran_at_once, _table.c.id.endswith("0" * digits) if digits else true()
         )
         return [(row[0], row[1], row[2]) for row in tx.execute(statement.limit(STORE_MANY_ROWS))]
 
     return await db.read(query)
 
 
-_took = _table.c.finished_at - _table.c.created_at
-_asked = select(_approvals.c.id).where(_approvals.c.execution_id == _table.c.id)
+_duration = _table.c.finished_at - _table.c.created_at
+_approval_of_call = select(_approvals.c.id).where(_approvals.c.execution_id == _table.c.id)
 _ran_at_once = (
     _table.c.status.in_(["completed", "failed"])
     & _table.c.finished_at.is_not(None)
-    & ~_asked.exists()  # the time a person took is not the gateway's
+    & ~_approval_of_call.exists()  # the time a person took is not the gateway's
 )
 
 

@@ -1,9 +1,9 @@
-"""What has to happen whether or not anyone calls.
+"""Work that has to be done whether or not anyone calls.
 
 This process says that it lives, calls of processes that died are ended, questions that nobody
-answered expire, and the store is swept of what is over: in small parts, so that no write waits long
-behind the sweep. The heartbeat comes first, before anything is begun: whatever is executing in a
-process that is not heard becomes `unknown`.
+answered expire, and old rows are swept from the store: in small parts, so that no write waits long
+behind the sweep. The heartbeat comes first, before any call is begun: a call that is executing in a
+process whose heartbeat is not heard becomes `unknown`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gateway.store.tables import Replica
 from gateway.system import is_running
 
 _replicas = tables.replicas
-LOADED_AT = time.time()  # a process that has our number and began before this has ended
+LOADED_AT = time.time()  # a process with our process id that began before this has ended
 
 log = structlog.get_logger("gateway.store")
 
@@ -46,8 +46,8 @@ async def beat(db: Database, replica: Replica) -> None:
 
     def unit(tx: Connection) -> None:
         insert_new(tx, _replicas, values(replica))
-        us = update(_replicas).filter_by(id=replica.id)
-        tx.execute(us.values(heartbeat_at=store_time(tx)))
+        own_row = update(_replicas).filter_by(id=replica.id)
+        tx.execute(own_row.values(heartbeat_at=store_time(tx)))
 
     await db.write(unit, f"replica {replica.id}")
 
@@ -57,12 +57,12 @@ async def leave(db: Database, replica_id: str) -> None:
     await db.write(lambda tx: tx.execute(delete(_replicas).filter_by(id=replica_id)).rowcount)
 
 
-async def bury_the_dead(db: Database, us: Replica) -> list[str]:
+async def bury_the_dead(db: Database, replica: Replica) -> list[str]:
     """Removes earlier processes of this host that no longer run, without waiting for silence."""
-    others = (_replicas.c.pid != us.pid) | (_replicas.c.started_at < LOADED_AT)
-    here = select(_replicas).where(others, _replicas.c.id != us.id).filter_by(host=us.host)
-    found = await db.read(lambda tx: tx.execute(here).all())
-    dead = [each.id for each in found if each.pid == us.pid or not is_running(each.pid)]
+    old = (_replicas.c.pid != replica.pid) | (_replicas.c.started_at < LOADED_AT)
+    query = select(_replicas).where(old, _replicas.c.id != replica.id).filter_by(host=replica.host)
+    replicas = await db.read(lambda tx: tx.execute(query).all())
+    dead = [each.id for each in replicas if each.pid == replica.pid or not is_running(each.pid)]
     await asyncio.gather(*(leave(db, id) for id in dead))
     return dead
 
@@ -78,52 +78,52 @@ def this_host() -> str:
 
 @dataclass
 class Housekeeping:
-    """Keeps this process's own things in order, and clears up after others.
+    """Keeps this process's own rows in order, and clears up after other processes.
 
     A store that fails for a while is waited out; the other processes then take this one for dead,
-    and what it finishes afterwards puts that right.
+    and calls that it finishes afterwards put that right.
     """
 
     db: Database
     replica: Replica
     keep_days: Callable[[], float]
     expire: Callable[[], Awaitable[None]]
-    swept: float = field(default_factory=time.monotonic)
+    swept_at: float = field(default_factory=time.monotonic)
 
     async def start(self) -> None:
-        """Says that this process lives, and ends what earlier ones left."""
+        """Says that this process lives, and ends the calls that earlier ones left."""
         await beat(self.db, self.replica)
         dead = await bury_the_dead(self.db, self.replica)
         if dead:
             log.info("earlier processes had ended", count=len(dead))
-        await self._end_unheard()
+        await self._end_unheard_calls()
 
     async def run(self) -> None:
-        """Goes on for ever."""
+        """Repeats this work for ever."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            await _waiting_out(beat(self.db, self.replica))
-            for work in (self._end_unheard, self.expire, self._sweep):
-                await _waiting_out(work())
+            await _attempt(beat(self.db, self.replica))
+            for work in (self._end_unheard_calls, self.expire, self._sweep):
+                await _attempt(work())
 
     async def close(self) -> None:
         """Says that this process ends in good order."""
-        await _waiting_out(leave(self.db, self.replica.id))
+        await _attempt(leave(self.db, self.replica.id))
 
-    async def _end_unheard(self) -> None:
+    async def _end_unheard_calls(self) -> None:
         for execution in await mark_unknown(self.db, now=time.time()):
             log.warning("outcome unknown", execution=execution.id, tool=execution.tool)
 
     async def _sweep(self) -> None:
-        if time.monotonic() - self.swept < LONGEST_PAUSE_SECONDS:
+        if time.monotonic() - self.swept_at < LONGEST_PAUSE_SECONDS:
             return
-        self.swept = time.monotonic()
-        if swept := await sweep(self.db, now=time.time(), keep_days=self.keep_days()):
-            log.info("swept", **swept)
+        self.swept_at = time.monotonic()
+        if counts := await sweep(self.db, now=time.time(), keep_days=self.keep_days()):
+            log.info("swept", **counts)
 
 
-async def _waiting_out(work: Awaitable[None]) -> None:
-    """Does the work, unless the store fails: then the next time will do."""
+async def _attempt(work: Awaitable[None]) -> None:
+    """Does the work; if the store fails, that is logged, and the next round tries again."""
     try:
         await work
     except GatewayError as error:
@@ -131,52 +131,52 @@ async def _waiting_out(work: Awaitable[None]) -> None:
 
 
 async def sweep(db: Database, *, now: float, keep_days: float) -> Mapping[str, int]:
-    """Removes what has expired or is older than the ledger is kept; the rows a table lost."""
-    swept = dict[str, int]()
-    for table, over in _over(now, now - keep_days * 86_400):
-        unit, lock = partial(_sweep_part, table, over), f"sweep {table.name}"
+    """Removes rows that have expired or are older than `keep_days`; gives their number by table."""
+    counts = dict[str, int]()
+    for table, condition in _sweep_conditions(now, now - keep_days * 86_400):
+        unit, lock = partial(_sweep_part, table, condition), f"sweep {table.name}"
         while part := await db.write(unit, lock):
-            swept[table.name] = swept.get(table.name, 0) + part
-    return swept
+            counts[table.name] = counts.get(table.name, 0) + part
+    return counts
 
 
-def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
+def _sweep_conditions(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
     t = tables
     minute_ago, hour_ago, day_ago = now - 60, now - 3600, now - 86_400
-    ended = t.executions.c.status.not_in(["executing", "pending_confirmation"])
-    decided = t.approvals.c.status.not_in(["pending", "approved"])
-    settled = t.changes.c.status != "held"
-    heard = t.signals.c.kind.not_in(tables.EVENTS) & (t.signals.c.at < minute_ago)
+    ended_calls = t.executions.c.status.not_in(["executing", "pending_confirmation"])
+    decided_approvals = t.approvals.c.status.not_in(["pending", "approved"])
+    settled_changes = t.changes.c.status != "held"
+    old_signals = t.signals.c.kind.not_in(tables.EVENTS) & (t.signals.c.at < minute_ago)
     # An access token, which lives for a day at most, is known to be revoked by its grant's row.
-    revoked = t.oauth_grants.c.revoked_at < day_ago - 86_400
-    let_go = revoked | (t.oauth_grants.c.expires_at <= day_ago)
-    never_used = t.oauth_clients.c.used_at.is_(None)
+    revoked_grants = t.oauth_grants.c.revoked_at < day_ago - 86_400
+    ended_grants = revoked_grants | (t.oauth_grants.c.expires_at <= day_ago)
+    unused_clients = t.oauth_clients.c.used_at.is_(None)
     return [
-        (t.executions, ended & (t.executions.c.created_at < oldest)),
-        (t.approvals, decided & (t.approvals.c.created_at < oldest)),
-        (t.changes, settled & (t.changes.c.at < oldest)),
+        (t.executions, ended_calls & (t.executions.c.created_at < oldest)),
+        (t.approvals, decided_approvals & (t.approvals.c.created_at < oldest)),
+        (t.changes, settled_changes & (t.changes.c.at < oldest)),
         (t.results, t.results.c.expires_at <= now),
         (t.standing_grants, t.standing_grants.c.expires_at <= now),
-        (t.oauth_grants, let_go),
-        (t.oauth_clients, never_used & (t.oauth_clients.c.created_at < now - 90 * 86_400)),
+        (t.oauth_grants, ended_grants),
+        (t.oauth_clients, unused_clients & (t.oauth_clients.c.created_at < now - 90 * 86_400)),
         (t.ended_sessions, t.ended_sessions.c.expires_at <= now),
         (t.wishes, t.wishes.c.expires_at <= now),
         (t.listed, t.listed.c.expires_at <= now),
         (t.lists, (t.lists.c.at < day_ago) & t.lists.c.id.not_in(select(t.listed.c.list))),
         (t.former_names, t.former_names.c.at < now - 365 * 86_400),
-        (t.signals, heard | (t.signals.c.at < hour_ago)),
+        (t.signals, old_signals | (t.signals.c.at < hour_ago)),
         (t.windows, t.windows.c.start < day_ago),
         (t.replicas, t.replicas.c.heartbeat_at < hour_ago),
         (t.validations, t.validations.c.at < now - 90 * 86_400),
     ]
 
 
-def _sweep_part(table: Table, over: ColumnElement[bool], tx: Connection) -> int:
+def _sweep_part(table: Table, condition: ColumnElement[bool], tx: Connection) -> int:
     keys = table.primary_key.columns
     size = 8 if table is tables.results else STORE_ROWS  # answers are of megabytes
-    part = tuple_(*keys).in_(select(*keys).where(over).limit(size))
-    swept = tx.execute(delete(table).where(part).returning(*keys)).all()
+    part = tuple_(*keys).in_(select(*keys).where(condition).limit(size))
+    rows = tx.execute(delete(table).where(part).returning(*keys)).all()
     if table is tables.executions:
-        ids = [row.id for row in swept]
+        ids = [row.id for row in rows]
         tx.execute(delete(tables.claims).where(tables.claims.c.execution_id.in_(ids)))
-    return len(swept)
+    return len(rows)

@@ -5,7 +5,7 @@ call is one row, written soon after (`record_finished`). A row that is `executin
 is gone becomes `unknown`: nobody knows whether it happened, so nobody may send it again.
 
 `begin` is also where an idempotency token is claimed, in the same transaction: there is never a
-token without its row. The first one in wins, over all replicas.
+token without its row. Over all replicas, the first call wins.
 
 An answer too large to hand out at once is kept beside the ledger, for a while and for its owner.
 """
@@ -40,13 +40,13 @@ from gateway.store import tables
 from gateway.store.database import (
     Database,
     add_row,
-    alive,
+    get_all,
+    get_one,
     insert_new,
     insert_rows,
-    many,
-    one,
+    select_living,
+    set_clause,
     signal,
-    taking_over,
     values,
 )
 from gateway.store.tables import Execution, LargeResult
@@ -56,7 +56,7 @@ _claims = tables.claims
 _results = tables.results
 _approvals = tables.approvals
 
-FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
+FINISHED = "finished"  # the signal, with the execution's id: other calls may wait for its token
 JSON_COLUMNS = ("arguments", "result", "recorded", "granted")
 BEGINNING = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
 ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
@@ -77,31 +77,31 @@ class Begun:
 
 async def begin(db: Database, execution: Execution) -> Begun:
     """Puts a call on disk as executing, and claims its token if it has one."""
-    with ended_if_unheard(db, execution):
+    with end_if_unheard(db, execution):
         return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
 
 
 def begin_in(tx: Connection, execution: Execution) -> Begun:
     """`begin` inside a unit of the caller's."""
     if execution.idempotency_token is not None:
-        claimed = _claim(tx, execution)
-        if claimed.outcome != "new":
-            return claimed
+        claim = _claim(tx, execution)
+        if claim.outcome != "new":
+            return claim
     # New, or one that waited for a decision.
-    waited = f"{_table.name}.status = 'pending_confirmation'"
-    begins = f"(id) DO UPDATE SET {taking_over(BEGINNING)} WHERE {waited}"
-    if insert_rows(tx, _table, [asdict(execution)], begins):
+    is_waiting = f"{_table.name}.status = 'pending_confirmation'"
+    on_conflict = f"(id) DO UPDATE SET {set_clause(BEGINNING)} WHERE {is_waiting}"
+    if insert_rows(tx, _table, [asdict(execution)], on_conflict):
         return Begun("new")
     _release(tx, execution)
     return Begun("ended", _get(tx, execution.id))
 
 
 @contextmanager
-def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
-    """Ends an execution whose beginning nobody learns of: its call is never sent.
+def end_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
+    """Ends an execution whose caller never learns that it began: its call is never sent.
 
-    The store may have gone, or the caller given up, after it was committed. It would then be
-    executing for as long as this process lives.
+    The store may have gone, or the caller given up, after the beginning was committed. The row
+    would then be `executing` for as long as this process lives.
     """
     try:
         yield
@@ -114,7 +114,7 @@ def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
 async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bool:
     """Puts the end of a call on disk; False if it had ended before.
 
-    `sent=False`, known never to have reached the upstream: the token may be used again.
+    `sent=False`: the call never reached the upstream, so its token may be used again.
     """
 
     return await db.write(lambda tx: _finish(tx, execution, sent))
@@ -133,11 +133,11 @@ def insert_in(tx: Connection, execution: Execution) -> None:
 def record_finished(db: Database, execution: Execution) -> bool:
     """Records a call that is over and needed no row before; False if there was no room."""
     row = asdict(execution)
-    written = {name: json_bytes(row[name]) for name in JSON_COLUMNS if row[name] is not None}
-    size = sum(map(len, written.values()))
-    row |= written
-    # One that was begun stays: what `begin` and `finish` said is on disk already. Many go together:
-    # the writing thread and the event loop hold each other up for each statement.
+    encoded_values = {name: json_bytes(row[name]) for name in JSON_COLUMNS if row[name] is not None}
+    size = sum(map(len, encoded_values.values()))
+    row |= encoded_values
+    # The row of a call that was begun stays: `begin` and `finish` have written it. Rows go many at
+    # once: the writing thread and the event loop hold each other up for each statement.
     return db.write_soon(lambda tx: add_row(tx, _table, row), size, within=REST_SECONDS)
 
 
@@ -149,43 +149,43 @@ async def get_execution(db: Database, id: str) -> Execution | None:
 async def get_executions(db: Database, ids: Sequence[str]) -> dict[str, Execution]:
     """The executions of these ids, by id."""
     statement = select(_table).where(_table.c.id.in_(ids))
-    return {row.id: row for row in await db.read(lambda tx: many(tx, statement, Execution))}
+    return {row.id: row for row in await db.read(lambda tx: get_all(tx, statement, Execution))}
 
 
 def lock_of(execution: Execution) -> str:
-    """What a unit that begins this execution fights for: see `Database.write`."""
+    """The lock of a unit that begins this execution: see `Database.write`."""
     return f"token {execution.idempotency_token}" if execution.idempotency_token else ""
 
 
 async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
-    """Ends what was executing in processes whose heartbeat stopped; gives what it found.
+    """Ends the calls that were executing in processes whose heartbeat stopped, and gives them.
 
-    Callers that waited there for a decision have gone.
+    Callers that waited in such a process for a decision are marked as gone.
     A process must have sent its first heartbeat before it begins anything.
     """
 
     def unit(tx: Connection) -> list[Execution]:
-        gone = (_table.c.status == "executing") & _table.c.replica.not_in(alive(tx))
-        ended = {"status": "unknown", "error_code": "outcome_unknown", "finished_at": now}
-        left = _approvals.c.status.in_(["pending", "approved"]) & (_approvals.c.waits_at != "")
-        unheard = left & _approvals.c.waits_at.not_in(alive(tx))
-        tx.execute(update(_approvals).where(unheard).values(waits_at=""))
-        found = many(tx, update(_table).where(gone).values(ended).returning(_table), Execution)
-        for execution in found:
-            tell_ended_in(tx, execution.id)
-        return found
+        is_lost = (_table.c.status == "executing") & _table.c.replica.not_in(select_living(tx))
+        end = {"status": "unknown", "error_code": "outcome_unknown", "finished_at": now}
+        has_wait = _approvals.c.status.in_(["pending", "approved"]) & (_approvals.c.waits_at != "")
+        is_unheard = has_wait & _approvals.c.waits_at.not_in(select_living(tx))
+        tx.execute(update(_approvals).where(is_unheard).values(waits_at=""))
+        calls = get_all(tx, update(_table).where(is_lost).values(end).returning(_table), Execution)
+        for execution in calls:
+            signal_end_in(tx, execution.id)
+        return calls
 
     return await db.write(unit, "replicas")
 
 
-def tell_ended_in(tx: Connection, id: str) -> None:
+def signal_end_in(tx: Connection, id: str) -> None:
     """Tells of a call that ended otherwise than by its own process, which tells by itself."""
     signal(tx, FINISHED, id)
     signal(tx, tables.RESULT, id)
 
 
 def _get(tx: Connection, id: str) -> Execution | None:
-    return one(tx, select(_table).where(_table.c.id == id), Execution)
+    return get_one(tx, select(_table).where(_table.c.id == id), Execution)
 
 
 def _claim(tx: Connection, execution: Execution) -> Begun:
@@ -194,12 +194,12 @@ def _claim(tx: Connection, execution: Execution) -> Begun:
     claim = {**token, **call, "execution_id": execution.id}
     if insert_new(tx, _claims, claim):
         return Begun("new")
-    held = tx.execute(select(_claims).filter_by(**token)).one()
-    first = _get(tx, held.execution_id)
-    if (held.tool, held.args_digest) != (execution.tool, execution.args_digest):
+    row = tx.execute(select(_claims).filter_by(**token)).one()
+    first = _get(tx, row.execution_id)
+    if (row.tool, row.args_digest) != (execution.tool, execution.args_digest):
         return Begun("conflict", first)
-    running = first is not None and first.status in ("executing", "pending_confirmation")
-    return Begun("running" if running else "finished", first)
+    is_running = first is not None and first.status in ("executing", "pending_confirmation")
+    return Begun("running" if is_running else "finished", first)
 
 
 def _release(tx: Connection, execution: Execution) -> None:
@@ -210,9 +210,9 @@ def _release(tx: Connection, execution: Execution) -> None:
 
 def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
     """Whether the row says now how the call ended; not if it had ended before."""
-    going_on = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
-    ended = {name: getattr(execution, name) for name in ENDING}
-    statement = update(_table).where(_table.c.id == execution.id, going_on).values(ended)
+    is_unfinished = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
+    ending = {name: getattr(execution, name) for name in ENDING}
+    statement = update(_table).where(_table.c.id == execution.id, is_unfinished).values(ending)
     if not tx.execute(statement).rowcount:
         return False
     if execution.idempotency_token is not None:
@@ -223,9 +223,9 @@ def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
 
 
 def _end_unsent(tx: Connection, id: str, code: str) -> None:
-    begun = update(_table).filter_by(id=id, status="executing")
-    ended = {"status": "failed", "error_code": code}
-    if tx.execute(begun.values(ended)).rowcount:
+    statement = update(_table).filter_by(id=id, status="executing")
+    ending = {"status": "failed", "error_code": code}
+    if tx.execute(statement.values(ending)).rowcount:
         tx.execute(delete(_claims).filter_by(execution_id=id))
 
 
@@ -234,7 +234,7 @@ EQUAL = ("status", "tool", "connection", "principal", "idempotency_token")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which executions; None or nothing leaves a column open."""
+    """Selects executions; with None or "" every value of a column passes."""
 
     status: str | None = None
     tool: str | None = None
@@ -242,9 +242,9 @@ class Filter:
     principal: str | None = None
     idempotency_token: str | None = None
     since: float | None = None
-    until: float | None = None  # not of that time any more
+    until: float | None = None  # exclusive
     connections: tuple[str, ...] | None = None  # one of these
-    id: str | None = None  # what it starts with
+    id: str | None = None  # the beginning of an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,32 +260,32 @@ async def list_executions(
 ) -> Page:
     """One page of what the filter lets through, newest first.
 
-    Its cursor names its last row, not a count: rows that come in meanwhile neither repeat nor skip
-    one.
+    Its cursor names its last row, not a count: rows that come in meanwhile make no row appear
+    twice or be skipped.
     """
     limit = max(1, min(limit, STORE_ROWS))
     statement = (
         select(_table)
-        .where(passes(filter), true() if cursor is None else _behind(cursor))
+        .where(rule_of(filter), true() if cursor is None else _is_behind(cursor))
         .order_by(_table.c.created_at.desc(), _table.c.id.desc())
         .limit(limit + 1)
     )
-    found = await db.read(lambda tx: many(tx, statement, Execution))
-    page = found[:limit]
-    return Page(page, _cursor_of(page[-1]) if len(found) > limit else None)
+    executions = await db.read(lambda tx: get_all(tx, statement, Execution))
+    page = executions[:limit]
+    return Page(page, _cursor_of(page[-1]) if len(executions) > limit else None)
 
 
 async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
     """The executions of an idempotency token, newest first; of one principal or of all."""
-    wanted = Filter(idempotency_token=token, principal=principal)
-    page = await list_executions(db, wanted, limit=STORE_ROWS)
+    token_filter = Filter(idempotency_token=token, principal=principal)
+    page = await list_executions(db, token_filter, limit=STORE_ROWS)
     return page.executions
 
 
-def passes(filter: Filter) -> ColumnElement[bool]:
-    """What is true of a row that the filter lets through."""
-    given = {name: getattr(filter, name) for name in EQUAL}
-    rules = [_table.c[name] == value for name, value in given.items() if value]
+def rule_of(filter: Filter) -> ColumnElement[bool]:
+    """The condition that is true of the rows that the filter lets through."""
+    columns = {name: getattr(filter, name) for name in EQUAL}
+    rules = [_table.c[name] == value for name, value in columns.items() if value]
     if filter.connections is not None:
         rules.append(_table.c.connection.in_(filter.connections))
     if filter.id:
@@ -302,7 +302,7 @@ def _cursor_of(last: Execution) -> str:
     return base64.urlsafe_b64encode(f"{last.created_at!r} {last.id}".encode()).decode()
 
 
-def _behind(cursor: str) -> ColumnElement[bool]:
+def _is_behind(cursor: str) -> ColumnElement[bool]:
     try:
         at, _, id = base64.urlsafe_b64decode(cursor.encode("ascii")).decode().partition(" ")
         return tuple_(_table.c.created_at, _table.c.id) < (float(at), id)
@@ -313,7 +313,7 @@ def _behind(cursor: str) -> ColumnElement[bool]:
 
 
 async def save_result(db: Database, result: LargeResult) -> None:
-    """Keeps it until it expires, or its owner has `RESULTS_BYTES` of newer ones."""
+    """Keeps an answer until it expires, or its owner has `RESULTS_BYTES` of newer ones."""
     row = values(result)
 
     def save(tx: Connection) -> None:
@@ -331,12 +331,12 @@ def _make_room(tx: Connection, principal: str) -> None:
     )
     rows = tx.execute(newest_first).all()
     totals = accumulate(row.bytes for row in rows)
-    over = [row.id for row, total in zip(rows, totals, strict=True) if total > RESULTS_BYTES]
-    tx.execute(delete(_results).where(_results.c.id.in_(over)))
+    excess_ids = [row.id for row, total in zip(rows, totals, strict=True) if total > RESULTS_BYTES]
+    tx.execute(delete(_results).where(_results.c.id.in_(excess_ids)))
 
 
 async def read_result(db: Database, id: str, principal: str, now: float) -> LargeResult | None:
     """The answer, for its owner only, until it expires."""
-    mine = (_results.c.id == id) & (_results.c.principal == principal)
-    statement = select(_results).where(mine & (_results.c.expires_at > now))
-    return await db.read(lambda tx: one(tx, statement, LargeResult))
+    is_own = (_results.c.id == id) & (_results.c.principal == principal)
+    statement = select(_results).where(is_own & (_results.c.expires_at > now))
+    return await db.read(lambda tx: get_one(tx, statement, LargeResult))

@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
-from gateway.store.database import Database, insert_new, many, one, signal, upsert, values
+from gateway.store.database import Database, get_all, get_one, insert_new, signal, upsert, values
 from gateway.store.tables import ClientGrant
 
 GRANT_REVOKED = "grant_revoked"  # the signal, with the grant's id
@@ -38,7 +38,7 @@ _grants = tables.oauth_grants
 async def add_client(
     db: Database, id: str, metadata: Mapping[str, Any], now: float, most: int
 ) -> None:
-    """Keeps a client that registered itself; the oldest that nobody used give way."""
+    """Keeps a client that registered itself; the oldest unused clients give way."""
 
     def unit(tx: Connection) -> None:
         row = {"id": id, "metadata": dict(metadata), "created_at": now, "used_at": None}
@@ -53,9 +53,9 @@ async def add_client(
 
 
 async def get_client(db: Database, id: str) -> Mapping[str, Any] | None:
-    """What a client said of itself when it registered."""
-    found = select(_clients.c.metadata).where(_clients.c.id == id)
-    return await db.read(lambda tx: tx.execute(found).scalar_one_or_none())
+    """The metadata that a client gave when it registered."""
+    statement = select(_clients.c.metadata).where(_clients.c.id == id)
+    return await db.read(lambda tx: tx.execute(statement).scalar_one_or_none())
 
 
 # --- consents -------------------------------------------------------------------------------------
@@ -73,9 +73,9 @@ class Consent:
 
 
 async def get_consent(db: Database, principal: str, client_id: str) -> Consent | None:
-    """What this person said of this client last."""
-    which = (_consents.c.principal == principal) & (_consents.c.client_id == client_id)
-    return await db.read(lambda tx: one(tx, select(_consents).where(which), Consent))
+    """This person's latest consent for this client."""
+    condition = (_consents.c.principal == principal) & (_consents.c.client_id == client_id)
+    return await db.read(lambda tx: get_one(tx, select(_consents).where(condition), Consent))
 
 
 async def save_consent(db: Database, consent: Consent) -> None:
@@ -83,8 +83,8 @@ async def save_consent(db: Database, consent: Consent) -> None:
 
     def unit(tx: Connection) -> None:
         upsert(tx, _consents, values(consent))
-        used = update(_clients).where(_clients.c.id == consent.client_id)
-        tx.execute(used.values(used_at=consent.at))
+        client = update(_clients).where(_clients.c.id == consent.client_id)
+        tx.execute(client.values(used_at=consent.at))
 
     await db.write(unit)
 
@@ -93,7 +93,7 @@ async def save_consent(db: Database, consent: Consent) -> None:
 
 
 async def open_grant(db: Database, grant: ClientGrant) -> bool:
-    """Whether the code was used for the first time; if not, what it gave is revoked."""
+    """Keeps a grant if its code is used for the first time; False: the code's grant is revoked."""
 
     def unit(tx: Connection) -> bool:
         if insert_new(tx, _grants, values(grant)):
@@ -106,14 +106,14 @@ async def open_grant(db: Database, grant: ClientGrant) -> bool:
 
 async def get_client_grant(db: Database, id: str) -> ClientGrant | None:
     """The grant of this id, revoked or not."""
-    return await db.read(lambda tx: one(tx, select(_grants).where(_grants.c.id == id), ClientGrant))
+    return await db.read(lambda tx: get_one(tx, select(_grants).filter_by(id=id), ClientGrant))
 
 
 async def list_grants_that_hold(db: Database, now: float) -> list[ClientGrant]:
     """The grants that hold, the newest first."""
     holds = _grants.c.revoked_at.is_(None) & (_grants.c.expires_at > now)
-    found = select(_grants).where(holds).order_by(_grants.c.id.desc()).limit(STORE_ROWS)
-    return await db.read(lambda tx: many(tx, found, ClientGrant))
+    statement = select(_grants).where(holds).order_by(_grants.c.id.desc()).limit(STORE_ROWS)
+    return await db.read(lambda tx: get_all(tx, statement, ClientGrant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,11 @@ class Rotation:
 
 
 async def rotate(db: Database, use: Rotation) -> bytes | Literal["new", "revoked"]:
-    """`new`, or the sealed answer of a use just before, or `revoked`: there is nothing to give."""
+    """`new`, or the sealed answer of a use just before, or `revoked`: no token may be given."""
 
     def unit(tx: Connection) -> bytes | Literal["new", "revoked"]:
-        this = _grants.c.id == use.grant_id
-        grant = one(tx, select(_grants).where(this).with_for_update(), ClientGrant)
+        is_grant = _grants.c.id == use.grant_id
+        grant = get_one(tx, select(_grants).where(is_grant).with_for_update(), ClientGrant)
         if grant is None or grant.revoked_at is not None or grant.expires_at <= use.now:
             return "revoked"
         if grant.refresh_sha256 == use.presented_sha256:
@@ -146,42 +146,42 @@ async def rotate(db: Database, use: Rotation) -> bytes | Literal["new", "revoked
                 "last_used_at": use.now,
                 "expires_at": use.expires_at,
             }
-            tx.execute(update(_grants).where(this).values(changes))
+            tx.execute(update(_grants).where(is_grant).values(changes))
             return "new"
         just_now = use.now - (grant.rotated_at or 0.0) <= use.grace_seconds
-        again = grant.previous_sha256 == use.presented_sha256 and just_now
-        if again and grant.rotated_answer is not None:
+        is_repeated = grant.previous_sha256 == use.presented_sha256 and just_now
+        if is_repeated and grant.rotated_answer is not None:
             return grant.rotated_answer
-        revoke_grants_in(tx, this, use.now)
+        revoke_grants_in(tx, is_grant, use.now)
         return "revoked"
 
     return await db.write(unit, f"grant {use.grant_id}")
 
 
-async def revoke_client_grants(db: Database, now: float, **which: str) -> int:
-    """Revokes the grants with these columns, in every process; how many held."""
-    conditions = [_grants.c[name] == value for name, value in which.items()]
+async def revoke_client_grants(db: Database, now: float, **columns: str) -> int:
+    """Revokes the grants with these columns, in every process; gives how many held."""
+    conditions = [_grants.c[name] == value for name, value in columns.items()]
     return await db.write(lambda tx: revoke_grants_in(tx, conditions[0], now, *conditions[1:]))
 
 
 def revoke_grants_in(
-    tx: Connection, which: ColumnElement[bool], now: float, *more: ColumnElement[bool]
+    tx: Connection, condition: ColumnElement[bool], now: float, *conditions: ColumnElement[bool]
 ) -> int:
-    """Revokes grants as part of something else; how many held."""
-    holds = update(_grants).where(which, *more, _grants.c.revoked_at.is_(None))
-    revoked = list(tx.execute(holds.values(revoked_at=now).returning(_grants.c.id)).scalars())
-    for id in revoked:
+    """Revokes grants inside the caller's transaction; gives how many held."""
+    statement = update(_grants).where(condition, *conditions, _grants.c.revoked_at.is_(None))
+    ids = list(tx.execute(statement.values(revoked_at=now).returning(_grants.c.id)).scalars())
+    for id in ids:
         signal(tx, GRANT_REVOKED, id)
-    return len(revoked)
+    return len(ids)
 
 
-async def revoked_since(db: Database, since: float) -> list[str]:
-    """The grants that were revoked after a moment: their access tokens may still live."""
-    found = select(_grants.c.id).where(_grants.c.revoked_at > since)
-    return await db.read(lambda tx: list(tx.execute(found).scalars()))
+async def list_revoked(db: Database, since: float) -> list[str]:
+    """The ids of grants that were revoked after a moment: their access tokens may still live."""
+    statement = select(_grants.c.id).where(_grants.c.revoked_at > since)
+    return await db.read(lambda tx: list(tx.execute(statement).scalars()))
 
 
 def note_grant_used(db: Database, id: str, now: float) -> None:
     """Keeps that a grant was used, soon."""
-    used = update(_grants).where(_grants.c.id == id, _grants.c.last_used_at < now)
-    db.write_soon(lambda tx: tx.execute(used.values(last_used_at=now)), len(id))
+    statement = update(_grants).where(_grants.c.id == id, _grants.c.last_used_at < now)
+    db.write_soon(lambda tx: tx.execute(statement.values(last_used_at=now)), len(id))

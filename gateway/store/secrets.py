@@ -35,7 +35,7 @@ CHECK_VALUE = b"gateway"
 
 
 class Seal:
-    """Encrypts and decrypts bytes. What can't be opened raises `cryptography`'s InvalidToken."""
+    """Encrypts and decrypts bytes; raises `cryptography`'s InvalidToken for bytes it can't open."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         fernets = [Fernet(_fernet_key(key)) for key in keys]
@@ -46,12 +46,12 @@ class Seal:
         return self._fernet.encrypt(data)
 
     def decrypt(self, token: bytes) -> bytes:
-        if not SEALED.fullmatch(token):  # Fernet overlooks what stands behind its padding
+        if not SEALED.fullmatch(token):  # Fernet overlooks characters behind its padding
             raise InvalidToken
         return self._fernet.decrypt(token)
 
-    def renewed(self, token: bytes) -> bytes | None:
-        """The same, sealed with the first key; None where it is, or where no key opens it."""
+    def renew(self, token: bytes) -> bytes | None:
+        """The token sealed with the first key; None if it already is, or if no key opens it."""
         try:
             self._first.decrypt(token)
         except InvalidToken:
@@ -69,11 +69,11 @@ class Seal:
         return value
 
     def seal_values(self, purpose: str, *values: object) -> str:
-        """Values for a client to hand back; what is sealed for one purpose opens for no other."""
+        """Values for a client to hand back; a text sealed for one purpose opens for no other."""
         return self.encrypt_json([purpose, *values]).decode("ascii")
 
     def open_values(self, purpose: str, text: str | None) -> list[Any] | None:
-        """The values that were sealed for this purpose; None: the text is nothing of the kind."""
+        """The values that were sealed for this purpose; None: the text holds none."""
         try:
             value = self.decrypt_json((text or "").encode("utf-8", "replace"))
         except (InvalidToken, ValueError):
@@ -98,11 +98,11 @@ def load_seal(key_file: Path, environment_key: str | None = None) -> Seal:
 async def check_seal(db: Database, seal: Seal) -> None:
     """Refuses a key other than the one this store was first opened with."""
     sealed = seal.encrypt(CHECK_VALUE)
-    kept = await db.read(_kept_check)
-    if kept is None:
-        kept = await db.write(lambda tx: _keep_check(tx, sealed))
+    stored_check = await db.read(_read_check)
+    if stored_check is None:
+        stored_check = await db.write(lambda tx: _keep_check(tx, sealed))
     try:
-        seal.decrypt(kept)
+        seal.decrypt(stored_check)
     except InvalidToken:
         raise ConfigInvalid(
             [
@@ -113,8 +113,8 @@ async def check_seal(db: Database, seal: Seal) -> None:
         ) from None
 
 
-# What is sealed for longer than a day: by table, the column.
-_SEALED = {
+# Values that stay sealed for longer than a day: the column of each table.
+_SEALED_COLUMNS = {
     tables.connections: "settings",
     tables.credentials: "sealed",
     tables.registrations: "sealed",
@@ -123,15 +123,15 @@ _SEALED = {
 
 
 async def reseal(db: Database, seal: Seal) -> int:
-    """Seals with the first key what an earlier one has sealed, so that that one can go; how many.
+    """Seals values of earlier keys with the first key, so that those can go; gives their number.
 
-    Row by row, and only a row that is still as it was read: whoever changes one seals it anew.
+    Row by row, and only a row that is still as it was read: a change of a row seals it anew.
     """
     count = 0
-    for table, name in _SEALED.items() if seal.has_several else ():
+    for table, name in _SEALED_COLUMNS.items() if seal.has_several else ():
         column = table.c[name]
         for old in await db.read(partial(_sealed_values, column)):
-            if (new := seal.renewed(old)) is not None:  # a sealed value is in one row alone
+            if (new := seal.renew(old)) is not None:  # a sealed value is in one row alone
                 change = update(table).where(column == old).values({name: new})
                 count += await db.write(partial(_changed_rows, change))
     return count
@@ -193,10 +193,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _kept_check(tx: Connection) -> Any:
+def _read_check(tx: Connection) -> Any:
     return tx.execute(select(tables.facts.c.value).filter_by(name=CHECK_NAME)).scalar()
 
 
 def _keep_check(tx: Connection, sealed: bytes) -> Any:
     insert_new(tx, tables.facts, {"name": CHECK_NAME, "value": sealed})
-    return _kept_check(tx)
+    return _read_check(tx)

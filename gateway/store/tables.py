@@ -68,12 +68,12 @@ class Json(Plain):
     cache_ok = True
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        found = None if value is None else json_value(value)
-        return tuple(found) if isinstance(found, list) else found
+        content = None if value is None else json_value(value)
+        return tuple(content) if isinstance(content, list) else content
 
 
 class EncodedTool(TypeDecorator[Tool]):
-    """A tool; one that another version of the gateway wrote so that it can't be read is None."""
+    """A tool; None where another version of the gateway wrote it in a way that can't be read."""
 
     impl = LargeBinary
     cache_ok = True
@@ -113,9 +113,9 @@ def _table(
     for field, kind in (row if isinstance(row, Mapping) else get_type_hints(row)).items():
         kinds = get_args(kind) if NoneType in get_args(kind) else (kind,)
         column_type = _COLUMN_TYPES[get_origin(kinds[0]) or kinds[0]]
-        key, empty = field in keys, NoneType in kinds
+        is_key, nullable = field in keys, NoneType in kinds
         columns.append(
-            Column(field, column_type, primary_key=key, nullable=empty, autoincrement=False)
+            Column(field, column_type, primary_key=is_key, nullable=nullable, autoincrement=False)
         )
     return Table(name, metadata, *columns, *indexes)
 
@@ -142,8 +142,8 @@ validations = _table(
     "validations", {"sha256": str, "problems": Mapping, "at": float}, keys=("sha256",)
 )
 
-Decided = Literal["accepted", "rejected"]
-ChangeStatus = Literal["applied", "held", Decided]
+ChangeDecision = Literal["accepted", "rejected"]
+ChangeStatus = Literal["applied", "held", ChangeDecision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class FormerName:
     connection: str
     name: str
     local_name: str
-    operation: str  # what tells it from all others: see `catalog.snapshot`
+    operation: str  # the key of the operation: see `catalog.snapshot`
     at: float  # when it got another name
 
 
@@ -271,7 +271,7 @@ executions = _table(
     ),
 )
 
-# Who was first with a token. Swept with its execution.
+# Which call was first with a token. Swept with its execution.
 claims = _table(
     "claims",
     {"principal": str, "token": str, "tool": str, "args_digest": str, "execution_id": str},
@@ -344,7 +344,7 @@ class Approval:
     decided_at: float | None = None  # when they did
     decided_from: str | None = None  # the door that the decision came in by
     grant_id: str | None = None  # of the standing grant that was given with it
-    waits_at: str | None = None  # the process where its caller waits; "": gone; None: nobody need
+    waits_at: str | None = None  # the process where its caller waits; "": it left; None: no wait
 
 
 approvals = _table(
@@ -398,7 +398,7 @@ oauth_consents = _table(
 
 @dataclass(frozen=True, slots=True)
 class ClientGrant:
-    """What a person gave to a client: who they are, for which address, with which scope."""
+    """Access that a person gave to a client: in their name, to one address, with one scope."""
 
     id: str
     code_id: str
@@ -433,7 +433,7 @@ class Credential:
 
     owner: str
     connection: str
-    binding: str  # the settings that it was given under: under others it is good for nothing
+    binding: str  # the settings that it was given under: it is not used under others
     sealed: bytes
     version: int
     signed_in_at: float
@@ -444,7 +444,7 @@ class Credential:
 
 credentials = _table("credentials", Credential, keys=("owner", "connection"))
 
-# Who we are at authorization servers where we registered ourselves.
+# The gateway's client ids at authorization servers where it registered itself.
 registrations = _table(
     "registrations",
     {"connection": str, "issuer": str, "sealed": bytes},
@@ -465,7 +465,7 @@ wishes = _table(
     keys=("session", "key"),
 )
 
-# Which list of tools a client was last given, which it was told of since, and what lists held.
+# Which list of tools a client was last given, which one it was told of since, and what lists held.
 listed = _table(
     "listed",
     {"principal": str, "session": str, "client": str, "address": str}
@@ -483,7 +483,7 @@ windows = _table(
     keys=("key",),
 )
 
-# What processes tell one another, in the order of commits: see `cluster`. The feed shows two kinds:
+# The signals of processes to one another, as committed: see `cluster`. The feed shows two kinds:
 # an approval was asked for or decided, a call ended; each with the id.
 CONFIRMATION, RESULT = EVENTS = ("confirmation", "result")
 signals = Table(

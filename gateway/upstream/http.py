@@ -1,8 +1,8 @@
 """One upstream over streamable HTTP, thin: a request is one POST, answered as JSON or as events.
 
 Connections, address checks and TLS belong to the gateway's one way out. Up to 2025-11-25 a session
-id ties requests together: when the upstream forgot it (404) the session is gone and whoever holds
-it meets the upstream anew; an answer's stream that ends early is taken up again where it can be.
+id ties requests together: when the upstream forgot it (404) the session is gone and its link
+meets the upstream anew; an answer's stream that ends early is taken up again where it can be.
 From 2026-07-28 nothing is kept, and a request repeats in its headers what proxies route on. Only
 configured headers and credentials are sent, never those of a client.
 """
@@ -43,9 +43,9 @@ from gateway.upstream.protocol import (
 from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
-# Given what was refused just now, and whether it was a second time.
+# Given the headers that were refused just now, and whether this was the second refusal.
 Authorize = Callable[[Headers | None, bool], Awaitable[Headers]]
-Marks = Mapping[str, Mapping[tuple[str, ...], str]]  # arguments repeated in headers, by tool
+ParamHeaders = Mapping[str, Mapping[tuple[str, ...], str]]  # arguments repeated in headers, by tool
 
 EVENTS = "text/event-stream"
 ACCEPT = f"application/json, {EVENTS}"
@@ -63,19 +63,19 @@ class HttpSession(Session):
         offers: Mapping[str, Any],
         egress: Egress,
         authorize: Authorize,
-        marks: Marks,
+        param_headers: ParamHeaders,
     ) -> None:
         super().__init__(upstream, notice, offers)
         self._egress = egress
         self._authorize = authorize
-        self._marks = marks
+        self._param_headers = param_headers
         self._session_id = ""
 
     async def close(self) -> None:
-        """Ends the session, if the upstream keeps one; whether it hears that or not."""
-        over = self.lost.is_set()
+        """Ends the session, if the upstream keeps one; whether the upstream hears that or not."""
+        was_lost = self.lost.is_set()
         await super().close()
-        if self._session_id and not over:
+        if self._session_id and not was_lost:
             with suppress(GatewayError):
                 head = await self._headers(self.peer)
                 with await self._open("DELETE", head, None, limits.MOMENT_SECONDS):
@@ -87,30 +87,30 @@ class HttpSession(Session):
     async def _send(self, message: Message) -> None:
         head = await self._headers(self.peer)
         with await self._open(
-            "POST", head, protocol.encoded(message), limits.HELD_SECONDS
+            "POST", head, protocol.encode_message(message), limits.HELD_SECONDS
         ) as stream:
             await _read_to_end(stream)
 
     async def _answer(
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
-        body, refused = protocol.encoded(message), None
+        body, refused_head = protocol.encode_message(message), None
         seconds = ends - asyncio.get_running_loop().time()
         while True:
-            head = [*await self._headers(peer, refused), *self._routing(message, peer)]
+            head = [*await self._headers(peer, refused_head), *self._routing_headers(message, peer)]
             limit.reschedule(ends)
             try:
-                opened = await self._open("POST", head, body, None)
+                response = await self._open("POST", head, body, None)
             except asyncio.CancelledError:
                 if limit.expired() and not was_sent():
                     raise protocol.timed_out(self.name, seconds, sent=False) from None
                 raise
-            with opened as stream:
-                if stream.status == 401 and refused is not None:
+            with response as stream:
+                if stream.status == 401 and refused_head is not None:
                     await self._authorize(head, True)  # a person may have to sign in again
-                if stream.status != 401 or refused is not None:
+                if stream.status != 401 or refused_head is not None:
                     return await self._result(stream, message["method"], peer, hooks)
-            refused = head  # not processed: once more, with fresh credentials
+            refused_head = head  # not processed: once more, with fresh credentials
             limit.reschedule(None)
 
     async def _result(
@@ -124,26 +124,26 @@ class HttpSession(Session):
             body = await _read_body(stream, limits.MAX_MESSAGE_BYTES, self.name, hooks.holds)
             return protocol.outcome(read_message(body, self.name), self.name)
         async with aclosing(self._messages(stream, peer, hooks.holds, Event(), 0)) as messages:
-            found = await self._settle(messages, hooks)
+            result = await self._read_result(messages, hooks)
         await _read_to_end(stream)
-        return found
+        return result
 
     async def _messages(
-        self, stream: Stream, peer: Peer, holds: Holds | None, last: Event, resumed: int
+        self, stream: Stream, peer: Peer, holds: Holds | None, last: Event, resumes: int
     ) -> AsyncGenerator[Message, None]:
-        """The messages of a stream; one that ends early is taken up again where it can be."""
+        """The messages of a stream; a stream that ends early is taken up again where it can be."""
         async for event in read_events(stream.read, self.name, holds, last):
             last = event
             if event.data:
                 yield read_message(event.data, self.name)
-        if not last.id or peer.era == "modern" or resumed == limits.MAX_ROUNDS:
+        if not last.id or peer.era == "modern" or resumes == limits.MAX_ROUNDS:
             return
         pause = limits.REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
         await asyncio.sleep(min(pause, limits.HELD_SECONDS))
         head = [*await self._headers(peer), ("Last-Event-ID", last.id)]
         with await self._open("GET", head, None, limits.HELD_SECONDS) as again:
             if again.status == 200:
-                async for message in self._messages(again, peer, holds, last, resumed + 1):
+                async for message in self._messages(again, peer, holds, last, resumes + 1):
                     yield message
 
     async def _refusal(self, stream: Stream, peer: Peer) -> Exception:
@@ -152,26 +152,26 @@ class HttpSession(Session):
         with suppress(UpstreamFailed):
             body = await _read_body(stream, limits.STEP_BYTES, self.name)
             error = read_message(body, self.name).get("error")
-        unknown = status == 404 or (status == 400 and b"session" in body[:1000].lower())
-        if self._session_id and unknown:
+        no_session = status == 404 or (status == 400 and b"session" in body[:1000].lower())
+        if self._session_id and no_session:
             return protocol.SessionGone()
         if not isinstance(error, dict):
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
-            what = f"answered with HTTP status {status}"
-            return broken(self.name, what, status=status, hint=hint)
-        refused = protocol.RpcFailed(self.name, error)
-        other_version = refused.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
-        met = peer is self.peer and peer.version
-        return protocol.SessionGone() if other_version and met else refused
+            problem = f"answered with HTTP status {status}"
+            return broken(self.name, problem, status=status, hint=hint)
+        refusal = protocol.RpcFailed(self.name, error)
+        other_version = refusal.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
+        was_met = peer is self.peer and peer.version
+        return protocol.SessionGone() if other_version and was_met else refusal
 
-    async def _listen_unasked(self, opened: Callable[[], None]) -> None:
+    async def _listen_unasked(self, on_open: Callable[[], None]) -> None:
         head = await self._headers(self.peer, accept=EVENTS)
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.LISTEN_SECONDS):
                 with await self._open("GET", head, None, limits.LISTEN_SECONDS) as stream:
-                    await self._hear(stream, opened)
+                    await self._hear(stream, on_open)
 
-    async def _hear(self, stream: Stream, opened: Callable[[], None]) -> None:
+    async def _hear(self, stream: Stream, on_open: Callable[[], None]) -> None:
         status = stream.status
         if self._session_id and status == 404:
             raise protocol.SessionGone
@@ -179,11 +179,11 @@ class HttpSession(Session):
             raise protocol.NotOffered
         if status != 200:
             raise broken(self.name, f"answered with HTTP status {status}", status=status)
-        opened()
+        on_open()
         async for event in read_events(stream.read, self.name):
             message = read_message(event.data, self.name) if event.data else {}
             if isinstance(message.get("method"), str):
-                self._take_aside(message)
+                self._handle_stray(message)
 
     def _give_up(self, message: Message, peer: Peer) -> None:
         if peer.era == "handshake":  # in the modern era closing the request was the signal
@@ -196,29 +196,29 @@ class HttpSession(Session):
         return self._egress.open(request, deadline=deadline, tls=self._upstream.tls)
 
     async def _headers(
-        self, peer: Peer, refused: Headers | None = None, accept: str = ACCEPT
+        self, peer: Peer, refused_head: Headers | None = None, accept: str = ACCEPT
     ) -> list[tuple[str, str]]:
         configured = self._upstream.headers.items()
         head = [pair for pair in configured if not _PROTOCOL_HEADER.fullmatch(pair[0])]
         head += (("Accept", accept), ("Content-Type", "application/json"))
-        head += await self._authorize(refused, False)
+        head += await self._authorize(refused_head, False)
         if peer.version:
             head.append((MCP_PROTOCOL_VERSION_HEADER, peer.version))
             if self._session_id:
                 head.append(("mcp-session-id", self._session_id))
         return head
 
-    def _routing(self, message: Message, peer: Peer) -> Headers:
+    def _routing_headers(self, message: Message, peer: Peer) -> Headers:
         """What a 2026-07-28 request repeats in its headers, so that proxies can route on it."""
         if peer.era != "modern":
             return ()
         method, params = message["method"], message["params"]
         head = {MCP_METHOD_HEADER: method}
-        named = params.get(NAME_BEARING_METHODS.get(method, ""))
-        if isinstance(named, str):
-            head[MCP_NAME_HEADER] = encode_header_value(named)
-        if method == "tools/call" and (marks := self._marks.get(named)):
-            head |= mcp_param_headers(marks, mapping(params.get("arguments")))
+        target = params.get(NAME_BEARING_METHODS.get(method, ""))
+        if isinstance(target, str):
+            head[MCP_NAME_HEADER] = encode_header_value(target)
+        if method == "tools/call" and (headers := self._param_headers.get(target)):
+            head |= mcp_param_headers(headers, mapping(params.get("arguments")))
         return tuple(head.items())
 
 
@@ -237,16 +237,16 @@ async def read_events(
     holds: Holds | None = None,
     last: Event | None = None,
 ) -> AsyncIterator[Event]:
-    """The events of a stream as they come; one that outgrows its bound is an error."""
+    """The events of a stream as they come; an event that outgrows its bound is an error."""
     id, retry_ms = (last.id, last.retry_ms) if last else ("", None)
     rest, data, size, fresh = bytearray(), list[bytes](), 0, False
     while chunk := await read():
         rest += chunk
-        *lines, left = rest.split(b"\n") if b"\n" in chunk else (rest,)
-        rest = bytearray(left) if lines else rest
+        *lines, tail = rest.split(b"\n") if b"\n" in chunk else (rest,)
+        rest = bytearray(tail) if lines else rest
         for line in lines:
-            name, _, given = line.rstrip(b"\r").partition(b":")
-            value = bytes(given.removeprefix(b" "))
+            name, _, text = line.rstrip(b"\r").partition(b":")
+            value = bytes(text.removeprefix(b" "))
             if name == b"data":
                 data.append(value)
                 size += len(value)
@@ -259,8 +259,8 @@ async def read_events(
                 data, size, fresh = [], 0, False
             if size > limits.MAX_MESSAGE_BYTES:
                 break
-        held = len(rest) + size
-        if held > limits.MAX_MESSAGE_BYTES or (holds is not None and not await holds(held)):
+        total = len(rest) + size
+        if total > limits.MAX_MESSAGE_BYTES or (holds is not None and not await holds(total)):
             raise protocol.too_large(upstream, limits.MAX_MESSAGE_BYTES)
 
 

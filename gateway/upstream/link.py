@@ -1,9 +1,9 @@
 """One session with an upstream at a time: opened, given to callers, opened again when it is lost.
 
-One task per link is the only one that opens and closes its session. It meets the upstream, lets
-callers have the session until it is lost, or until nobody has used it for long, and rests before it
-tries again: not at all after a session that held, else ever longer, with jitter. Callers wait for
-an attempt under way or for a short rest, and are told at once during a long one.
+One task per link opens and closes its session. It meets the upstream, lets callers have the session
+until it is lost, or until no caller has used it for long, and rests before it tries again: not at
+all after a session that held, else ever longer, with jitter. Callers wait for an attempt under way
+or for a short rest, and fail at once during a long one.
 
 What callers want for longer than a request, to hear of updates of resources, is kept here and told
 again to each new session: up to 2025-11-25 by requests, from 2026-07-28 by a stream that names all
@@ -40,7 +40,7 @@ class Pace:
 
     first_rest: float = limits.REST_SECONDS
     longest_rest: float = limits.LONGEST_REST_SECONDS
-    held: float = limits.HELD_SECONDS  # a session that lived this long was not part of a crash loop
+    stable: float = limits.HELD_SECONDS  # a session that lived this long was not in a crash loop
     patience: float = limits.MOMENT_SECONDS  # a rest this short is waited for
     poll: float = limits.LONGEST_REST_SECONDS  # between two looks at an upstream's lists
     doubt: float = limits.DOUBT_SECONDS  # for an upstream to show that it is alive
@@ -62,14 +62,14 @@ class Link(ABC):
     """The connection to one upstream, of one principal or of all."""
 
     def __init__(
-        self, upstream: Upstream, means: Means, *, lazy: bool, met: Peer | None = None
+        self, upstream: Upstream, means: Means, *, lazy: bool, peer: Peer | None = None
     ) -> None:
         self.name = upstream.name
         self.upstream = upstream
-        self.peer = met  # by another link, at first
+        self.peer = peer  # at first as another link met it
         self.error: GatewayError | None = None
         self.state: State = "idle"
-        self.used = asyncio.get_running_loop().time()
+        self.last_used = asyncio.get_running_loop().time()
         self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
         self.watches = Watches(self, means.notice)
         http = upstream.transport == "http"
@@ -79,50 +79,50 @@ class Link(ABC):
         self._lazy = lazy
         self._pace = means.pace
         self._loop = asyncio.get_running_loop()
-        self._session: Session | None = None  # the one callers may use
-        self._current: Session | None = None  # the one to be closed
-        self._was_lost = False  # a session that had come up, rather than never did
+        self._session: Session | None = None  # the session that callers may use
+        self._current: Session | None = None  # the session to be closed
+        self._was_lost = False  # whether the last session had come up before it ended
         self._attempt: asyncio.Future[Session | GatewayError] = self._loop.create_future()
-        self._wanted = asyncio.Event()
-        self._nudged = asyncio.Event()
+        self._demand = asyncio.Event()
+        self._nudge = asyncio.Event()
         self._rests_from = self._rests_until = 0.0
         self._calls = 0
         self._no_calls = asyncio.Event()
         self._no_calls.set()
-        self._keeper = asyncio.create_task(self._keep(), name=f"upstream {self.name}")
+        self._keeper = asyncio.create_task(self._keep_session(), name=f"upstream {self.name}")
 
     # What goes on around a session differs between the link that lists and those of principals.
 
     @abstractmethod
     def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
-        """What is to be done while this session lives, which has just begun."""
+        """The work to do while this session lives, which has just begun."""
 
     @abstractmethod
-    def failed(self, error: GatewayError) -> None:
-        """No session can be opened now."""
+    def report_failure(self, error: GatewayError) -> None:
+        """Reports that no session can be opened now."""
 
     @abstractmethod
     def doubt(self) -> None:
-        """What a request met with does not fit what is known of the upstream."""
+        """Has the upstream looked at: a request met with something unexpected."""
 
     def unused_seconds_left(self) -> float | None:
-        """After which the session ends, if nobody uses it; None: it goes on."""
+        """The seconds until the session ends as unused; None: it goes on."""
         return None
 
     @property
     def is_idle(self) -> bool:
-        """Whether ending the session takes nothing from anybody but what it remembers."""
+        """Whether no call and no watch of a resource needs the session now."""
         return not self._calls and not self.watches.principals
 
     def __enter__(self) -> None:
-        """A call begins, which lasts also while somebody answers a question of it."""
+        """Begins a call, which lasts also while a person answers its question."""
         if self._calls >= limits.MAX_PENDING:
             raise Overloaded("busy", f"{self.name} has too many calls under way", "Try again.")
         self._calls += 1
         self._no_calls.clear()
 
     def __exit__(self, *_: object) -> None:
-        self.used = self._loop.time()
+        self.last_used = self._loop.time()
         self._calls -= 1
         if not self._calls:
             self._no_calls.set()
@@ -132,14 +132,14 @@ class Link(ABC):
     ) -> dict[str, Any]:
         """The result of a caller's request, which may show that the upstream is gone or back."""
         try:
-            found = await self.ask(method, params, self._loop.time() + seconds, hooks)
+            result = await self.ask(method, params, self._loop.time() + seconds, hooks)
         except UpstreamFailed as error:
             if self.error is None and _may_be_gone(error):
                 self.doubt()
             raise
         if self.error is not None:
             self.doubt()
-        return found
+        return result
 
     async def ask(
         self, method: str, params: Mapping[str, Any], ends: float, hooks: Hooks = NO_HOOKS
@@ -147,9 +147,9 @@ class Link(ABC):
         """The result of one request; `ends` is in the loop's own time."""
         for _ in range(2):
             session = await self.ready(ends)
-            left = max(0.001, ends - self._loop.time())
+            seconds = max(0.001, ends - self._loop.time())
             try:
-                return await session.request(method, params, seconds=left, hooks=hooks)
+                return await session.request(method, params, seconds=seconds, hooks=hooks)
             except SessionGone:  # nothing was done: once more, on a new session
                 session.lost.set()
         raise unreachable(self.name, "does not keep its sessions", sent=False)
@@ -161,7 +161,7 @@ class Link(ABC):
         seconds = ends - self._loop.time()
         try:
             async with asyncio.timeout_at(ends):
-                return await self._connected()
+                return await self._wait_for_session()
         except TimeoutError:
             raise protocol.timed_out(self.name, seconds, sent=False) from None
 
@@ -178,20 +178,20 @@ class Link(ABC):
     async def listen(
         self,
         session: Session,
-        opened: Callable[[], None],
-        wanted: Mapping[str, Any] = protocol.LISTEN_FILTER,
+        on_open: Callable[[], None],
+        filters: Mapping[str, Any] = protocol.LISTEN_FILTER,
     ) -> None:
         """Keeps a stream of notices open, where the upstream has one."""
 
-        def is_open() -> None:
+        def note_open() -> None:
             self.hearing.set()
-            opened()
+            on_open()
 
         failures = 0
         while not session.lost.is_set():
             began = self._loop.time()
             try:
-                await session.listen(is_open, wanted)
+                await session.listen(note_open, filters)
             except protocol.NotOffered:
                 self.hearing.set()
                 return
@@ -201,8 +201,8 @@ class Link(ABC):
             except GatewayError as error:
                 self.doubt()
                 log.debug("upstream_stream_lost", upstream=self.name, reason=error.message)
-            failures = 0 if self._loop.time() - began >= self._pace.held else failures + 1
-            await asyncio.sleep(pause(failures, self._pace.first_rest, self._pace.held))
+            failures = 0 if self._loop.time() - began >= self._pace.stable else failures + 1
+            await asyncio.sleep(pause(failures, self._pace.first_rest, self._pace.stable))
 
     async def retire(self) -> None:
         """Closes once the calls under way are done, or when they had their time."""
@@ -221,15 +221,15 @@ class Link(ABC):
             await self._current.close()
         self._conclude(unreachable(self.name, "was disconnected", sent=False))
 
-    async def _connected(self) -> Session:
-        self._wanted.set()
+    async def _wait_for_session(self) -> Session:
+        self._demand.set()
         if self._attempt.done():
             self._check_rest()
             self._attempt = self._loop.create_future()
-        found = await asyncio.shield(self._attempt)
-        if isinstance(found, GatewayError):
-            raise _again(found)
-        return found
+        outcome = await asyncio.shield(self._attempt)
+        if isinstance(outcome, GatewayError):
+            raise _copy_error(outcome)
+        return outcome
 
     def _check_rest(self) -> None:
         """During a long rest there is no use in waiting, unless the rest may be cut short."""
@@ -238,17 +238,17 @@ class Link(ABC):
         if self.state != "resting" or self.error is None or (short and self._was_lost):
             return
         if not self._retry_on_demand or now - self._rests_from < self._pace.first_rest:
-            raise _again(self.error)
-        self._nudged.set()
+            raise _copy_error(self.error)
+        self._nudge.set()
 
-    async def _keep(self) -> None:
+    async def _keep_session(self) -> None:
         failures = 0
         while True:
             if self._lazy:
-                await self._wanted.wait()
-            lived = await self._live()
-            failures = 0 if lived >= self._pace.held else failures + 1
-            self._was_lost = lived > 0
+                await self._demand.wait()
+            lifetime = await self._live()
+            failures = 0 if lifetime >= self._pace.stable else failures + 1
+            self._was_lost = lifetime > 0
             await self._rest(pause(failures, self._pace.first_rest, self._pace.longest_rest))
 
     async def _live(self) -> float:
@@ -275,10 +275,10 @@ class Link(ABC):
     def _fail(self, error: GatewayError) -> None:
         self.error = error
         self._conclude(error)
-        own_words = isinstance(error, UpstreamRefused)  # which may hold what it was sent
+        own_words = isinstance(error, UpstreamRefused)  # which may quote what was sent
         reason = error.code if own_words else error.message
         log.info("upstream_unreachable", upstream=self.name, reason=reason)
-        self.failed(error)
+        self.report_failure(error)
 
     async def _serve(self, session: Session) -> float:
         began = self._loop.time()
@@ -288,13 +288,13 @@ class Link(ABC):
         self.hearing.clear()
         self._conclude(session)
         log.info("upstream_connected", upstream=self.name, version=session.peer.version)
-        work = (*self.work(session), self.watches.keep(session))
+        work = (*self.work(session), self.watches.tell_session(session))
         tasks = [asyncio.create_task(each) for each in work]
         try:
-            while not session.lost.is_set() and (left := self.unused_seconds_left()) != 0:
-                await wait_for_event(session.lost, left)
+            while not session.lost.is_set() and (seconds := self.unused_seconds_left()) != 0:
+                await wait_for_event(session.lost, seconds)
         finally:
-            self._session = None  # from now on nobody is given it
+            self._session = None  # from now on no caller is given it
             await end_tasks(*tasks)
         if session.lost.is_set():
             self.error = unreachable(self.name, "ended the connection", sent=False)
@@ -304,17 +304,17 @@ class Link(ABC):
         self.state = "resting"
         self._rests_from = self._loop.time()
         self._rests_until = self._rests_from + seconds
-        if self._lazy and self._attempt.done() and not self.watches.principals:  # nobody waits
-            self._wanted.clear()
+        if self._lazy and self._attempt.done() and not self.watches.principals:  # no caller waits
+            self._demand.clear()
         if seconds > self._pace.patience and self.error is not None:
             self._conclude(self.error)
-        await wait_for_event(self._nudged, seconds)
-        self._nudged.clear()
+        await wait_for_event(self._nudge, seconds)
+        self._nudge.clear()
         self.state = "idle"
 
-    def _conclude(self, found: Session | GatewayError) -> None:
+    def _conclude(self, outcome: Session | GatewayError) -> None:
         if not self._attempt.done():
-            self._attempt.set_result(found)
+            self._attempt.set_result(outcome)
 
 
 class Watches:
@@ -324,12 +324,12 @@ class Watches:
         self.principals: dict[str, set[str]] = {}  # by resource
         self._link = link
         self._notice = notice
-        self._told: frozenset[str] = frozenset()  # what the upstream was last told of
-        self._changed = asyncio.Event()
-        self._moved = asyncio.Condition()
+        self._told_uris: frozenset[str] = frozenset()  # what the upstream was last told of
+        self._change = asyncio.Event()
+        self._told_condition = asyncio.Condition()
 
     async def subscribe(self, uri: str, principal: str, seconds: float) -> None:
-        """Has updates of a resource told; returns when the upstream knows of it."""
+        """Watches a resource for a principal; returns when the upstream knows of it."""
         ends = asyncio.get_running_loop().time() + seconds
         self.principals.setdefault(uri, set()).add(principal)
         try:
@@ -337,10 +337,10 @@ class Watches:
                 session = await self._link.ready(ends)
                 if session.peer.era == "handshake":  # a refusal is the caller's to read
                     await self._link.request("resources/subscribe", {"uri": uri}, seconds)
-                    self._told |= {uri}
-                self._changed.set()
-                async with asyncio.timeout_at(ends), self._moved:
-                    await self._moved.wait_for(lambda: uri in self._told)
+                    self._told_uris |= {uri}
+                self._change.set()
+                async with asyncio.timeout_at(ends), self._told_condition:
+                    await self._told_condition.wait_for(lambda: uri in self._told_uris)
         except BaseException as error:
             self.unsubscribe(uri, principal)
             if isinstance(error, TimeoutError):
@@ -349,59 +349,59 @@ class Watches:
         await wait_for_event(self._link.hearing, limits.MOMENT_SECONDS)
 
     def unsubscribe(self, uri: str, principal: str) -> None:
-        """A principal wants no more updates of this resource."""
+        """Ends a principal's watch of a resource."""
         watching = self.principals.get(uri, set())
         watching.discard(principal)
         if not watching and self.principals.pop(uri, None) is not None:
-            self._changed.set()
+            self._change.set()
 
-    async def keep(self, session: Session) -> None:
-        """Has a session that has just begun know what is watched, as wishes come and go."""
-        missed, self._told = self._told, frozenset()
+    async def tell_session(self, session: Session) -> None:
+        """Tells a session that has just begun what is watched, as wishes come and go."""
+        missed, self._told_uris = self._told_uris, frozenset()
         streams: list[asyncio.Task[None]] = []
         try:
             while True:
-                self._changed.clear()
-                wanted = frozenset(self.principals)
+                self._change.clear()
+                uris = frozenset(self.principals)
                 if session.peer.era == "modern":
-                    await self._renew_stream(session, wanted, streams)
+                    await self._renew_stream(session, uris, streams)
                 else:
-                    await self._tell_wishes(session, wanted)
-                async with self._moved:
-                    self._told = wanted
-                    self._moved.notify_all()
-                self._tell_missed(wanted & missed)
+                    await self._tell_wishes(session, uris)
+                async with self._told_condition:
+                    self._told_uris = uris
+                    self._told_condition.notify_all()
+                self._tell_missed(uris & missed)
                 missed = frozenset()
-                await self._changed.wait()
+                await self._change.wait()
         finally:
             await end_tasks(*streams)
 
-    async def _tell_wishes(self, session: Session, wanted: frozenset[str]) -> None:
-        """Up to 2025-11-25: one request a wish."""
-        requests = [("resources/subscribe", uri) for uri in wanted - self._told]
-        requests += [("resources/unsubscribe", uri) for uri in self._told - wanted]
+    async def _tell_wishes(self, session: Session, uris: frozenset[str]) -> None:
+        """Up to 2025-11-25: one request for each wish that is new or over."""
+        requests = [("resources/subscribe", uri) for uri in uris - self._told_uris]
+        requests += [("resources/unsubscribe", uri) for uri in self._told_uris - uris]
         for method, uri in requests:
-            with suppress(GatewayError, SessionGone):  # whoever asked first has read why
+            with suppress(GatewayError, SessionGone):  # the first caller to ask has read why
                 await session.request(method, {"uri": uri}, seconds=limits.HELD_SECONDS)
 
     async def _renew_stream(
-        self, session: Session, wanted: frozenset[str], streams: list[asyncio.Task[None]]
+        self, session: Session, uris: frozenset[str], streams: list[asyncio.Task[None]]
     ) -> None:
-        """From 2026-07-28: a stream for all; another set's is opened before the old one ends."""
+        """From 2026-07-28: one stream for all; the next is opened before the old one ends."""
         old = tuple(streams)
-        if wanted:
-            opened = asyncio.Event()
-            tell = partial(self._opened, wanted, opened)
-            names = {"resourceSubscriptions": [*wanted]}
-            streams.append(asyncio.create_task(self._link.listen(session, tell, names)))
-            await opened.wait()
+        if uris:
+            opening = asyncio.Event()
+            tell = partial(self._note_open, uris, opening)
+            filters = {"resourceSubscriptions": [*uris]}
+            streams.append(asyncio.create_task(self._link.listen(session, tell, filters)))
+            await opening.wait()
         await end_tasks(*old)
         del streams[: len(old)]
 
-    def _opened(self, wanted: frozenset[str], opened: asyncio.Event) -> None:
-        if opened.is_set():  # the stream was cut off, and is there again
-            self._tell_missed(wanted)
-        opened.set()
+    def _note_open(self, uris: frozenset[str], opening: asyncio.Event) -> None:
+        if opening.is_set():  # the stream was cut off, and is there again
+            self._tell_missed(uris)
+        opening.set()
 
     def _tell_missed(self, uris: Iterable[str]) -> None:
         for uri in uris:
@@ -409,7 +409,7 @@ class Watches:
 
 
 def pause(failures: int, first: float, longest: float) -> float:
-    """None after success; then 1, 2, 4 … times the first, each cut by up to half at random."""
+    """No pause after success; then 1, 2, 4 … times the first, each cut by up to half at random."""
     if not failures:
         return 0.0
     return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1))
@@ -422,7 +422,7 @@ def _may_be_gone(error: UpstreamFailed) -> bool:
     return error.code != "upstream_error" or "status" in error.details
 
 
-def _again(error: GatewayError) -> GatewayError:
+def _copy_error(error: GatewayError) -> GatewayError:
     """The same failure for another caller, of whose request nothing was sent."""
     if isinstance(error, Refused):
         return Refused(error.code, error.message, error.hint, **error.details)

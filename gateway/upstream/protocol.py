@@ -3,7 +3,7 @@
 Messages are plain dicts. Two eras are spoken: up to 2025-11-25 a handshake opens a session, from
 2026-07-28 each request carries its own envelope in `_meta` and a question comes back as a result
 (`input_required`). Of the client nothing is passed on but arguments and the `_meta` that the caller
-hands in. Lists come in pages; how long one may be is bounded.
+hands in. Lists come in pages, and their length is bounded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.naming import cut, visible
 Message = dict[str, Any]
 RawTool = dict[str, Any]
 Era = Literal["handshake", "modern"]
-Spoken = Literal["auto", "2025", "2026"]  # which era a connection is to be spoken to in
+EraChoice = Literal["auto", "2025", "2026"]  # the era that a connection is to speak
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
@@ -63,15 +63,15 @@ class RpcFailed(UpstreamRefused):
     """The upstream answered with a JSON-RPC error."""
 
     def __init__(self, upstream: str, error: Any) -> None:
-        given = mapping(error)
-        code, text = given.get("code"), given.get("message")
+        fields = mapping(error)
+        code, text = fields.get("code"), fields.get("message")
         self.rpc_code = code if isinstance(code, int) else 0
         self.rpc_message = text if isinstance(text, str) else ""
-        self.rpc_data = given.get("data")
-        said = cut(visible(self.rpc_message).strip(), MAX_QUOTE_CHARS) or "no reason given"
+        self.rpc_data = fields.get("data")
+        reason = cut(visible(self.rpc_message).strip(), MAX_QUOTE_CHARS) or "no reason given"
         super().__init__(
             "upstream_error",
-            f"{upstream} refused the request: {said}",
+            f"{upstream} refused the request: {reason}",
             "The message is the upstream server's own; change the arguments or ask its operator.",
             rpc_code=self.rpc_code,
         )
@@ -86,12 +86,12 @@ class NotOffered(Exception):
 
 
 class Hooks(NamedTuple):
-    """Where what an upstream says before its answer goes."""
+    """The functions that take what an upstream says before its answer."""
 
     progress: Progress | None = None
     ask: Ask | None = None  # None: an upstream's questions are declined
     notice: Notice | None = None  # of what belongs to this request: its log messages
-    capabilities: Mapping[str, Any] | None = None  # of who asks, where they differ from ours
+    capabilities: Mapping[str, Any] | None = None  # of the caller, where they differ from ours
     holds: Holds | None = None  # whether so many bytes of an answer may be held
 
 
@@ -115,10 +115,10 @@ GREETING = Peer("handshake", "")
 Exchange = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
 
 
-def unreachable(upstream: str, what: str, *, sent: bool) -> UpstreamFailed:
+def unreachable(upstream: str, problem: str, *, sent: bool) -> UpstreamFailed:
     """The upstream can't be spoken to; `sent` says whether the request may have arrived."""
     hint = "Try again later; the operator sees the cause in the connection's problems."
-    return UpstreamFailed("upstream_unreachable", f"{upstream} {what}", hint, sent=sent)
+    return UpstreamFailed("upstream_unreachable", f"{upstream} {problem}", hint, sent=sent)
 
 
 def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
@@ -130,43 +130,43 @@ def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
 
 
 def broken(
-    upstream: str, what: str, *, status: int | None = None, hint: str = ""
+    upstream: str, problem: str, *, status: int | None = None, hint: str = ""
 ) -> UpstreamFailed:
     """The upstream answered, but not with what the protocol asks for."""
     details: dict[str, Any] = {} if status is None else {"status": status}
     hint = hint or "The upstream server is at fault; its operator can mend it."
-    return UpstreamFailed("upstream_error", f"{upstream} {what}", hint, **details)
+    return UpstreamFailed("upstream_error", f"{upstream} {problem}", hint, **details)
 
 
-def too_large(upstream: str, most: int, unit: str = "bytes") -> UpstreamFailed:
+def too_large(upstream: str, limit: int, unit: str = "bytes") -> UpstreamFailed:
     """The answer outgrew its bound."""
-    return broken(upstream, f"sent an answer of more than {most} {unit}")
+    return broken(upstream, f"sent an answer of more than {limit} {unit}")
 
 
 def request_message(
     request_id: int, method: str, params: Mapping[str, Any], peer: Peer, hooks: Hooks = NO_HOOKS
 ) -> Message:
     """One request as it goes out, with the envelope its era asks for."""
-    meta = {k: v for k, v in (params.get("_meta") or {}).items() if _passable(k)}
+    meta = {k: v for k, v in (params.get("_meta") or {}).items() if _may_pass(k)}
     if hooks.progress is not None:
         meta["progressToken"] = request_id
     if peer.era == "modern":
         meta[PROTOCOL_VERSION_META_KEY] = peer.version
         meta[CLIENT_INFO_META_KEY] = CLIENT_INFO
-        offered = CLIENT_CAPABILITIES if hooks.capabilities is None else hooks.capabilities
-        meta[CLIENT_CAPABILITIES_META_KEY] = offered
-    sent = {**params, "_meta": meta} if meta else {k: v for k, v in params.items() if k != "_meta"}
-    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": sent}
+        offers = CLIENT_CAPABILITIES if hooks.capabilities is None else hooks.capabilities
+        meta[CLIENT_CAPABILITIES_META_KEY] = offers
+    body = {**params, "_meta": meta} if meta else {k: v for k, v in params.items() if k != "_meta"}
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": body}
 
 
-def _passable(key: str) -> bool:
+def _may_pass(key: str) -> bool:
     """Progress tokens and envelopes belong to one hop; a log level is the caller's own wish."""
     if key == LOG_LEVEL_META_KEY:
         return True
     return key != "progressToken" and not key.startswith("io.modelcontextprotocol/")
 
 
-def encoded(message: Mapping[str, Any]) -> bytes:
+def encode_message(message: Mapping[str, Any]) -> bytes:
     """A message as JSON on one line."""
     try:
         return orjson.dumps(message)
@@ -178,9 +178,9 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 
 
 def read_message(data: bytes, upstream: str) -> Message:
-    """The JSON-RPC message that some bytes hold; one that would hold up everyone else is refused.
+    """The JSON-RPC message that some bytes hold; one that would hold up all callers is refused.
 
-    How many lists and objects there are is a count that takes no time.
+    The number of its lists and objects is a count that takes no time.
     """
     if len(data) > MAX_CONTAINERS and data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise too_large(upstream, MAX_CONTAINERS, "lists and objects")
@@ -215,28 +215,28 @@ def without_envelope(result: dict[str, Any]) -> dict[str, Any]:
 
 async def negotiate(
     exchange: Exchange,
-    remembered: Era | None,
+    last_era: Era | None,
     seconds: float,
-    spoken: Spoken = "auto",
-    offers: Mapping[str, Any] = SESSION_CAPABILITIES,  # where they are said once a session
+    choice: EraChoice = "auto",
+    offers: Mapping[str, Any] = SESSION_CAPABILITIES,  # for an upstream that is told once a session
 ) -> Peer:
-    """Meets an upstream in the newest era it speaks, or the one that worked before or is chosen.
+    """Meets an upstream in the newest era it speaks, or in the one that worked before or is chosen.
 
     Any refusal of the first attempt means "not this era"; an outage says nothing about eras and is
     raised as it is.
     """
     initialize = partial(_initialize, offers)
-    if spoken != "auto":
+    if choice != "auto":
         try:
-            return await (initialize if spoken == "2025" else _discover)(exchange, seconds)
+            return await (initialize if choice == "2025" else _discover)(exchange, seconds)
         except GatewayError as error:
             if not _is_refusal(error):
                 raise
-            what = f"can't be spoken to in the protocol of {spoken}: {error.message}"
+            problem = f"can't be spoken to in the protocol of {choice}: {error.message}"
             hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
-            raise broken("The upstream", what, hint=hint) from error
+            raise broken("The upstream", problem, hint=hint) from error
     meetings: list[Callable[[Exchange, float], Awaitable[Peer]]] = [_discover, initialize]
-    first, second = reversed(meetings) if remembered == "handshake" else meetings
+    first, second = reversed(meetings) if last_era == "handshake" else meetings
     try:
         return await first(exchange, min(seconds, HELD_SECONDS))
     except GatewayError as error:
@@ -252,69 +252,69 @@ async def negotiate(
 
 
 def _is_refusal(error: GatewayError) -> bool:
-    """Whether the upstream answered, and not that it wants other credentials."""
+    """Whether the upstream answered with an error other than one about credentials."""
     return error.code == "upstream_error" and error.details.get("status") not in (401, 403)
 
 
 async def _discover(exchange: Exchange, seconds: float) -> Peer:
-    found = await exchange("server/discover", {}, PROBE, seconds)
-    versions = found.get("supportedVersions")
+    answer = await exchange("server/discover", {}, PROBE, seconds)
+    versions = answer.get("supportedVersions")
     if not isinstance(versions, list) or MODERN_VERSION not in versions:
         raise broken("The upstream", f"does not speak {MODERN_VERSION}")
-    info = mapping(mapping(found.get("_meta")).get(SERVER_INFO_META_KEY))
-    return _peer("modern", MODERN_VERSION, found, info)
+    info = mapping(mapping(answer.get("_meta")).get(SERVER_INFO_META_KEY))
+    return _peer("modern", MODERN_VERSION, answer, info)
 
 
 async def _initialize(offers: Mapping[str, Any], exchange: Exchange, seconds: float) -> Peer:
     version = HANDSHAKE_VERSIONS[0]
     params = {"protocolVersion": version, "capabilities": offers, "clientInfo": CLIENT_INFO}
-    found = await exchange("initialize", params, GREETING, seconds)
-    version = found.get("protocolVersion", "")
+    answer = await exchange("initialize", params, GREETING, seconds)
+    version = answer.get("protocolVersion", "")
     if version not in HANDSHAKE_VERSIONS:
         raise broken("The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known")
-    return _peer("handshake", version, found, mapping(found.get("serverInfo")))
+    return _peer("handshake", version, answer, mapping(answer.get("serverInfo")))
 
 
-def _peer(era: Era, version: str, found: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
-    instructions = found.get("instructions")
+def _peer(era: Era, version: str, answer: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
+    instructions = answer.get("instructions")
     text = instructions if isinstance(instructions, str) else None
-    return Peer(era, version, mapping(found.get("capabilities")), info, text)
+    return Peer(era, version, mapping(answer.get("capabilities")), info, text)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """The value, or an empty mapping for what is none."""
+    """The value, or an empty mapping for a value that is none."""
     return value if isinstance(value, dict) else {}
 
 
 async def every_page(
     page: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
     upstream: str,
-    of: str = "tools",
+    key: str = "tools",
 ) -> list[RawTool]:
     """The items of all pages; a list that does not end within its bounds is a failure."""
     items: list[RawTool] = []
     params: dict[str, Any] = {}
-    seen: set[str] = set()
+    cursors: set[str] = set()
     size = 0
     while True:
         answer = await page(params)
-        found, cursor = answer.get(of), answer.get("nextCursor")
-        if not isinstance(found, list):
-            raise broken(upstream, f"sent a list of {of} that is no list")
-        for item in filter(mapping, found):
-            kept, length = _storable(item)
-            items.append(kept)
+        entries, cursor = answer.get(key), answer.get("nextCursor")
+        if not isinstance(entries, list):
+            raise broken(upstream, f"sent a list of {key} that is no list")
+        for item in filter(mapping, entries):
+            entry, length = _measure_item(item)
+            items.append(entry)
             size += length
-        if size > MAX_ANSWER_BYTES or cursor in seen:
-            raise broken(upstream, f"has a list of {of} that does not end within its bounds")
+        if size > MAX_ANSWER_BYTES or cursor in cursors:
+            raise broken(upstream, f"has a list of {key} that does not end within its bounds")
         if not isinstance(cursor, str):
             return items
-        seen.add(cursor)
+        cursors.add(cursor)
         params = {"cursor": cursor}
 
 
-def _storable(item: RawTool) -> tuple[RawTool, int]:
-    """An item and its size. One too deep to be written again is left for the build to skip."""
+def _measure_item(item: RawTool) -> tuple[RawTool, int]:
+    """An item and its size; an item too deep to be written again is left for the build to skip."""
     try:
         return item, len(orjson.dumps(item))
     except TypeError:

@@ -1,14 +1,14 @@
 """All upstream MCP servers of the gateway, by connection name, as the configuration wants them.
 
-Each has its own links with their own bounds, so that one which is slow, dead or talkative costs
-nobody else anything. Callers name a connection and a method; sessions, eras, transports and
-reconnection stay behind this door. One session of each upstream lists what there is. Where the
-upstream keeps state between requests (a child process, a session id), requests of principals go
-over sessions of their own: else one would see what another has opened. There are so many of these
-at a time; the one that was idle longest makes room, and ends by itself after a while. A server of
-the 2025 era learns once a session whether it may ask for what a model says (sampling), and may do
-something else if not: clients of one principal that offer it have another session than those that
-don't.
+Each has its own links with their own bounds, so that an upstream which is slow, dead or talkative
+costs callers of the others nothing. Callers name a connection and a method; sessions, eras,
+transports and reconnection stay behind this door. One session of each upstream lists what there is.
+Where the upstream keeps state between requests (a child process, a session id), requests of
+principals go over sessions of their own: else one principal would see what another has opened. The
+number of these sessions is bounded; the one that was idle longest makes room, and ends by itself
+after a while. A server of the 2025 era learns once a session whether it may ask for what a model
+says (sampling), and may do something else if not: clients of one principal that offer it have
+another session than those that don't.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gateway.upstream.stdio import StdioSession
 # whether those were fresh.
 Authorize = Callable[[str, Connection, str | None, Headers | None, bool], Awaitable[Headers]]
 # An upstream's name, the principal whom a notice concerns (None: all), its method and params.
-Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
+OnNotification = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
 _SAME_NAMES = {"transport", "url", "headers", "command", "args", "env", "lazy", "session"}
 
@@ -59,15 +59,15 @@ class Upstreams:
         self._probes = itertools.count()
         self._listing: dict[str, ListingLink] = {}
         self._own: dict[tuple[str, str, str], OwnLink] = {}  # by name, principal, sampling
-        self._retiring: dict[asyncio.Task[None], Link] = {}
-        self._telling: set[asyncio.Task[None]] = set()
-        # Who is told that an upstream's tools should be listed again, why it can't be listed or
-        # called, that it is met anew or for the first time, and every notice but progress and
-        # changed tools.
+        self._retirements: dict[asyncio.Task[None], Link] = {}
+        self._level_tasks: set[asyncio.Task[None]] = set()
+        # What the gateway does when an upstream's tools should be listed again, when it can't be
+        # listed or called, when it is met anew or for the first time, and with every notice but
+        # progress and changed tools.
         self.on_tools_changed: Callable[[str], None] = _ignore
         self.on_trouble: Callable[[str, GatewayError], None] = _ignore
         self.on_replaced: Callable[[str], None] = _ignore
-        self.on_notification: Notified = _ignore
+        self.on_notification: OnNotification = _ignore
         # From which level on an upstream logs for a principal, or for all of them.
         self.log_level: Callable[[str | None], str | None] = _ignore
 
@@ -76,12 +76,12 @@ class Upstreams:
 
     async def __aexit__(self, *_: object) -> None:
         """Ends every session, child and task; returns when nothing is left."""
-        links = [*self._listing.values(), *self._own.values(), *self._retiring.values()]
+        links = [*self._listing.values(), *self._own.values(), *self._retirements.values()]
         for link in self._listing.values():
             link.stop()
         self._listing.clear()
         self._own.clear()
-        await end_tasks(*self._retiring, *self._telling)
+        await end_tasks(*self._retirements, *self._level_tasks)
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
 
     def follow(self, connections: Mapping[str, McpConnection], limits: Limits) -> None:
@@ -121,19 +121,19 @@ class Upstreams:
 
     def replace(self, name: str, upstream: Upstream | None) -> None:
         """Puts an upstream in, changes it or takes it out; calls on the old one finish."""
-        known = self._listing.get(name)
-        if known is not None and known.upstream == upstream:
+        old = self._listing.get(name)
+        if old is not None and old.upstream == upstream:
             return
-        if known is not None:
+        if old is not None:
             del self._listing[name]
-            known.stop()
-            self._retire(known)
+            old.stop()
+            self._retire(old)
             for key in [key for key in self._own if key[0] == name]:
                 self._retire(self._own.pop(key))
         if upstream is not None:
             self._listing[name] = self._listing_link(name, upstream)
-            if known is not None:
-                self._listing[name].owed = True  # what is known of it may be old
+            if old is not None:
+                self._listing[name].report_due = True  # its known tools may be old
             self._tell(self.on_replaced, name)
 
     def resize(self, max_sessions: int) -> None:
@@ -166,7 +166,7 @@ class Upstreams:
         link = self.status(name)
         ends = asyncio.get_running_loop().time() + link.upstream.timeout_seconds
         tools = await link.list_tools(ends)
-        for own in [own for own in self._own.values() if own.lists is link and own.is_troubled]:
+        for own in [own for own in self._own.values() if own.lister is link and own.is_troubled]:
             await own.check(ends)
         return tools
 
@@ -183,12 +183,12 @@ class Upstreams:
     ) -> dict[str, Any]:
         """The raw result of any request: prompts, resources, completion, logging.
 
-        It goes over the principal's own session where there are such, without a principal over the
+        It goes over the principal's own session where it has one, without a principal over the
         one that lists. With `relay_input` a modern upstream's `input_required` result is given back
         as it is, for a client that answers by asking again.
         """
-        lists = self.status(name)
-        seconds = deadline or lists.upstream.timeout_seconds
+        lister = self.status(name)
+        seconds = deadline or lister.upstream.timeout_seconds
         sampling = (hooks.capabilities or {}).get("sampling")
         link = await self._link(name, principal, seconds, sampling)
 
@@ -198,7 +198,7 @@ class Upstreams:
             except protocol.RpcFailed as error:
                 if error.rpc_code != HEADER_MISMATCH or method != "tools/call":
                     raise
-            await lists.read_tools(seconds)  # refused unread: learn what it wants repeated
+            await lister.read_tools(seconds)  # refused unread: learn the headers it wants
             return await link.request(method, params, seconds, hooks)
 
         with link:
@@ -207,19 +207,19 @@ class Upstreams:
             return await complete(send, params, hooks.ask, name)
 
     async def subscribe(self, name: str, principal: str, uri: str, seconds: float) -> None:
-        """Has updates of a resource told; returns when the upstream knows of it."""
+        """Watches a resource for a principal; returns when the upstream knows of it."""
         own = self._links_of(name, principal)[1:]
-        link = max(own, key=lambda link: link.used, default=None)
+        link = max(own, key=lambda link: link.last_used, default=None)
         link = link or await self._link(name, principal, seconds)
         await link.watches.subscribe(uri, principal, seconds)
 
     def unsubscribe(self, name: str, principal: str, uri: str) -> None:
-        """The principal wants to hear no more of a resource."""
+        """Ends a principal's watch of a resource."""
         for link in self._links_of(name, principal):
             link.watches.unsubscribe(uri, principal)
 
     def forget(self, name: str, principal: str) -> None:
-        """Ends the sessions of a principal who is somebody else to the upstream from now on."""
+        """Ends the sessions of a principal that has another account at the upstream from now on."""
         for key in [key for key in self._own if key[:2] == (name, principal)]:
             self._retire(self._own.pop(key))
 
@@ -227,25 +227,25 @@ class Upstreams:
         """Has an upstream log from another level on, where it has a session to be told in."""
         for link in self._links_of(name, principal):
             task = asyncio.create_task(link.tell_log_level())
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self._level_tasks.add(task)
+            task.add_done_callback(self._level_tasks.discard)
 
     async def _link(
         self, name: str, principal: str | None, seconds: float, sampling: Any = None
     ) -> Link:
-        lists = self.status(name)
-        if principal is not None and lists.sharing is None:
-            await lists.ready(asyncio.get_running_loop().time() + seconds)
-            lists = self.status(name)  # it may have been replaced meanwhile
-        if principal is None or lists.sharing != "principal":
-            return lists
-        if lists.peer is not None and lists.peer.era == "modern":
+        lister = self.status(name)
+        if principal is not None and lister.sharing is None:
+            await lister.ready(asyncio.get_running_loop().time() + seconds)
+            lister = self.status(name)  # it may have been replaced meanwhile
+        if principal is None or lister.sharing != "principal":
+            return lister
+        if lister.peer is not None and lister.peer.era == "modern":
             sampling = None  # it is told with each request
         key = (name, principal, str(sampling))
         if key not in self._own:
             if len(self._own) >= self._max_sessions:
                 self._make_room()
-            self._own[key] = self._own_link(name, principal, sampling, lists)
+            self._own[key] = self._own_link(name, principal, sampling, lister)
         return self._own[key]
 
     def _links_of(self, name: str, principal: str) -> list[Link]:
@@ -259,12 +259,12 @@ class Upstreams:
             message = f"All {self._max_sessions} sessions with MCP servers are in use"
             hint = "Try again; an operator can raise limits.upstream_sessions."
             raise Overloaded("busy", message, hint)
-        self._retire(self._own.pop(min(idle, key=lambda key: self._own[key].used)))
+        self._retire(self._own.pop(min(idle, key=lambda key: self._own[key].last_used)))
 
     def _retire(self, link: Link) -> None:
         task = asyncio.create_task(link.retire())
-        self._retiring[task] = link
-        task.add_done_callback(self._retiring.pop)
+        self._retirements[task] = link
+        task.add_done_callback(self._retirements.pop)
 
     def _listing_link(self, name: str, upstream: Upstream) -> ListingLink:
         def tell(method: str, params: Mapping[str, Any]) -> None:
@@ -285,12 +285,12 @@ class Upstreams:
         link = ListingLink(
             upstream,
             means,
-            changed=lambda: self._tell(self.on_tools_changed, name),
-            troubled=lambda error: self._tell(self.on_trouble, name, error),
+            on_change=lambda: self._tell(self.on_tools_changed, name),
+            on_trouble=lambda error: self._tell(self.on_trouble, name, error),
         )
         return link
 
-    def _own_link(self, name: str, principal: str, sampling: Any, lists: ListingLink) -> OwnLink:
+    def _own_link(self, name: str, principal: str, sampling: Any, lister: ListingLink) -> OwnLink:
         def tell(method: str, params: Mapping[str, Any]) -> None:
             self._tell(self.on_notification, name, principal, method, params)
 
@@ -299,39 +299,39 @@ class Upstreams:
                 tell(method, params)
 
         means = Means(
-            lambda: self._session(name, principal, lists, notice, sampling),
+            lambda: self._session(name, principal, lister, notice, sampling),
             tell,
             lambda: self.log_level(principal),
             self._pace,
         )
-        return OwnLink(lists, means)
+        return OwnLink(lister, means)
 
     def _session(
-        self, name: str, principal: str | None, lists: ListingLink, notice: Notice, sampling: Any
+        self, name: str, principal: str | None, lister: ListingLink, notice: Notice, sampling: Any
     ) -> Session:
         offers = {k: v for k, v in protocol.SESSION_CAPABILITIES.items() if k != "sampling"}
         offers |= {} if sampling is None else {"sampling": sampling}
-        if lists.upstream.transport == "stdio":
-            return StdioSession(lists.upstream, notice, offers)
+        if lister.upstream.transport == "stdio":
+            return StdioSession(lister.upstream, notice, offers)
 
-        async def authorize(refused: Headers | None, fresh: bool) -> Headers:
+        async def authorize(refused_head: Headers | None, fresh: bool) -> Headers:
             settings = self._settings.get(name)
             if settings is None:
                 return ()
-            return await self._authorize(lists.name, settings, principal, refused, fresh)
+            return await self._authorize(lister.name, settings, principal, refused_head, fresh)
 
-        upstream = lists.upstream
-        return HttpSession(upstream, notice, offers, self._egress, authorize, lists.marks)
+        upstream = lister.upstream
+        return HttpSession(upstream, notice, offers, self._egress, authorize, lister.param_headers)
 
-    def _tell(self, listener: Callable[..., None], *what: Any) -> None:
+    def _tell(self, listener: Callable[..., None], *values: Any) -> None:
         try:
-            listener(*what)
+            listener(*values)
         except Exception:  # a listener's fault is not the upstream's
-            log.exception("upstream_listener_failed", upstream=what[0])
+            log.exception("upstream_listener_failed", upstream=values[0])
 
 
-def _ignore(*what: Any) -> None:
-    """What is told to nobody."""
+def _ignore(*values: Any) -> None:
+    """The listener that ignores what it is told."""
 
 
 def upstream_of(name: str, settings: McpConnection, limits: Limits, folder: Path) -> Upstream:

@@ -24,7 +24,7 @@ from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_QUOTE_CHARS, MAX_ROU
 from gateway.model import NO_TLS_FILES, TlsFiles
 from gateway.naming import visible
 from gateway.upstream import protocol
-from gateway.upstream.protocol import NO_HOOKS, Ask, Era, Hooks, Message, Notice, Peer, Spoken
+from gateway.upstream.protocol import NO_HOOKS, Ask, Era, EraChoice, Hooks, Message, Notice, Peer
 
 Sharing = Literal["shared", "principal"]
 
@@ -32,17 +32,17 @@ Sharing = Literal["shared", "principal"]
 class Listing(NamedTuple):
     """What a server says of itself, and whether all principals share one session with it."""
 
-    said: dict[str, Any]  # its tools and its instructions
+    contents: dict[str, Any]  # its tools and its instructions
     session: Sharing | None
 
 
 Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-ASKED_ELSEWHERE = "notifications/elicitation/complete"
+ELICITATION_DONE = "notifications/elicitation/complete"
 ELICIT = "elicitation/create"
 QUESTIONS = (ELICIT, "sampling/createMessage", "roots/list")
-QUESTION = "question"  # the key of one that has none, as it comes on its own
+QUESTION = "question"  # the key given to a question that comes without one
 NOT_OFFERED = "asks for something that this client does not offer"
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """How one upstream is reached: another one of these means another session."""
+    """How one upstream is reached: another value means another session."""
 
     name: str  # as messages and logs call it
     transport: Literal["http", "stdio"] = "http"
@@ -62,7 +62,7 @@ class Upstream:
     cwd: str | None = None
     lazy: bool = False
     session: Sharing | None = None  # None: each principal's own, if the upstream keeps state
-    protocol: Spoken = "auto"
+    protocol: EraChoice = "auto"
     tls: TlsFiles = NO_TLS_FILES
     timeout_seconds: float = 30.0
     max_call_seconds: float = 600.0  # while a call tells of its progress
@@ -79,13 +79,13 @@ class Session(ABC):
         self._notice = notice
         self._offers = offers  # to an upstream that is told once a session
         self._ids = itertools.count(1)
-        self._asking: dict[int, Hooks] = {}  # requests under way that may ask their callers
+        self._interactive: dict[int, Hooks] = {}  # requests under way that may ask their callers
         self._background: set[asyncio.Task[None]] = set()
 
-    async def connect(self, remembered: Era | None, seconds: float) -> None:
+    async def connect(self, last_era: Era | None, seconds: float) -> None:
         """Meets the upstream; afterwards requests can be made."""
-        spoken = self._upstream.protocol
-        peer = await protocol.negotiate(self._exchange, remembered, seconds, spoken, self._offers)
+        choice = self._upstream.protocol
+        peer = await protocol.negotiate(self._exchange, last_era, seconds, choice, self._offers)
         self.peer = replace(peer, keeps_state=self._keeps_state())
         if self.peer.era == "handshake":
             await self._tell("notifications/initialized", {})
@@ -94,23 +94,23 @@ class Session(ABC):
         self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
     ) -> dict[str, Any]:
         """The result of one request."""
-        found = await self._exchange(method, params, self.peer, seconds, hooks)
-        return protocol.without_envelope(found)
+        result = await self._exchange(method, params, self.peer, seconds, hooks)
+        return protocol.without_envelope(result)
 
     async def listen(
-        self, opened: Callable[[], None], wanted: Mapping[str, Any] = protocol.LISTEN_FILTER
+        self, on_open: Callable[[], None], filters: Mapping[str, Any] = protocol.LISTEN_FILTER
     ) -> None:
         """Passes the upstream's notices on until its stream ends, or has been open for long."""
         if self.peer.era == "handshake":
-            return await self._listen_unasked(opened)
+            return await self._listen_unasked(on_open)
 
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method == ACKNOWLEDGED:
-                opened()
+                on_open()
 
-        asked, hooks = {"notifications": wanted}, Hooks(notice=notice)
+        params, hooks = {"notifications": filters}, Hooks(notice=notice)
         try:
-            await self._exchange("subscriptions/listen", asked, self.peer, LISTEN_SECONDS, hooks)
+            await self._exchange("subscriptions/listen", params, self.peer, LISTEN_SECONDS, hooks)
         except protocol.RpcFailed as error:
             raise protocol.NotOffered from error if error.rpc_code == METHOD_NOT_FOUND else error
         except UpstreamFailed as error:
@@ -119,7 +119,7 @@ class Session(ABC):
 
     async def close(self) -> None:
         """Ends the session, whether the upstream hears that or not."""
-        if self._background:  # which may still be telling it that a call was given up
+        if self._background:  # tasks that may still tell the upstream of a call given up
             await asyncio.wait(self._background, timeout=REST_SECONDS)
         await end_tasks(*self._background)
         self.lost.set()
@@ -128,19 +128,19 @@ class Session(ABC):
     def _keeps_state(self) -> bool:
         """Whether the upstream remembers this session."""
 
-    async def _listen_unasked(self, opened: Callable[[], None]) -> None:
+    async def _listen_unasked(self, on_open: Callable[[], None]) -> None:
         """Up to 2025-11-25 notices are not asked for."""
         raise protocol.NotOffered
 
     @abstractmethod
     async def _send(self, message: Message) -> None:
-        """Sends what has no answer."""
+        """Sends a message that has no answer of its own."""
 
     @abstractmethod
     async def _answer(
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
-        """Sends a request and reads its answer; sets the limit to when that ends."""
+        """Sends a request and reads its answer; sets the limit to the time `ends`."""
 
     async def _exchange(
         self,
@@ -157,20 +157,20 @@ class Session(ABC):
                 if hooks.progress is not None or hooks.ask is not None:
                     hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
                 if method in protocol.INTERACTIVE:
-                    self._asking[message["id"]] = hooks
+                    self._interactive[message["id"]] = hooks
                 return await self._answer(message, peer, hooks, limit, began + seconds)
         except TimeoutError:
             self._give_up(message, peer)
-            taken = asyncio.get_running_loop().time() - began
-            raise protocol.timed_out(self.name, taken, sent=True) from None
+            elapsed = asyncio.get_running_loop().time() - began
+            raise protocol.timed_out(self.name, elapsed, sent=True) from None
         except (asyncio.CancelledError, UpstreamFailed) as error:
             if not isinstance(error, UpstreamFailed) or error.code == "upstream_timeout":
                 self._give_up(message, peer)
             raise
         finally:
-            self._asking.pop(message["id"], None)
+            self._interactive.pop(message["id"], None)
 
-    async def _settle(self, messages: AsyncIterator[Message], hooks: Hooks) -> dict[str, Any]:
+    async def _read_result(self, messages: AsyncIterator[Message], hooks: Hooks) -> dict[str, Any]:
         """The result that ends a run of messages."""
         async for message in messages:
             method, params = message.get("method"), protocol.mapping(message.get("params"))
@@ -180,22 +180,22 @@ class Session(ABC):
                 await self._send(await answer(message, hooks.ask))
             elif method == "notifications/progress":
                 await _pass_progress(params, hooks.progress)
-            elif method in (protocol.LOGGED, ACKNOWLEDGED, ASKED_ELSEWHERE):  # its caller's alone
+            elif method in (protocol.LOGGED, ACKNOWLEDGED, ELICITATION_DONE):  # for its caller
                 if hooks.notice is not None:
                     hooks.notice(method, params)
             else:
                 self._notice(method, params)
         raise protocol.unreachable(self.name, "closed the answer's stream early", sent=True)
 
-    def _take_aside(self, message: Message) -> None:
-        """Takes what came outside any request's own stream."""
+    def _handle_stray(self, message: Message) -> None:
+        """Handles a message that came outside any request's own stream."""
         method, params = message["method"], protocol.mapping(message.get("params"))
-        sole = next(iter(self._asking.values())) if len(self._asking) == 1 else NO_HOOKS
+        sole = next(iter(self._interactive.values())) if len(self._interactive) == 1 else NO_HOOKS
         if "id" in message:
-            self._soon(self._respond(message, sole.ask))
-        elif method not in (protocol.LOGGED, ASKED_ELSEWHERE) or not self._asking:
+            self._run_soon(self._respond(message, sole.ask))
+        elif method not in (protocol.LOGGED, ELICITATION_DONE) or not self._interactive:
             self._notice(method, params)
-        elif sole.notice is not None:  # it may be about that request: it is that caller's alone
+        elif sole.notice is not None:  # it may be about that request: it is for its caller alone
             sole.notice(method, params)
 
     async def _respond(self, message: Message, ask: Ask | None) -> None:
@@ -207,19 +207,19 @@ class Session(ABC):
     def _give_up(self, message: Message, peer: Peer) -> None:
         if message["method"] not in ("initialize", "server/discover"):
             params = {"requestId": message["id"], "reason": "The caller no longer waits"}
-            self._soon(self._tell("notifications/cancelled", params))
+            self._run_soon(self._tell("notifications/cancelled", params))
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does something without holding up the reader; more than so much at a time is dropped."""
+    def _run_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs work without holding up the reader; work beyond a bound is dropped."""
         if len(self._background) >= MAX_PENDING:
             work.close()
             log.warning("upstream_message_dropped", upstream=self.name)
             return
-        task = asyncio.create_task(self._quietly(work))
+        task = asyncio.create_task(self._run_quietly(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_quietly(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except GatewayError as error:
@@ -234,23 +234,23 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
-    """Waits for an event, at most so long."""
+    """Waits for an event, at most so many seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float) -> Hooks:
-    """The hooks of a request that has so many seconds, and more while something happens."""
+    """The hooks of a request that has `seconds`, and as many again with each word of progress."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + longest
 
-    async def prolong(done: float, total: float | None, text: str | None) -> None:
+    async def prolong(amount: float, total: float | None, text: str | None) -> None:
         until = limit.when()
         if until is not None:  # else a person thinks
             limit.reschedule(max(until, min(loop.time() + seconds, ends)))
         if hooks.progress is not None:
-            await hooks.progress(done, total, text)
+            await hooks.progress(amount, total, text)
 
     async def pause(questions: Mapping[str, Any]) -> Mapping[str, Any]:
         assert hooks.ask is not None
@@ -266,10 +266,10 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
 
 
 async def _pass_progress(params: Mapping[str, Any], progress: protocol.Progress | None) -> None:
-    done, total, text = params.get("progress"), params.get("total"), params.get("message")
-    if progress is not None and isinstance(done, int | float):
+    amount, total, text = params.get("progress"), params.get("total"), params.get("message")
+    if progress is not None and isinstance(amount, int | float):
         await progress(
-            done,
+            amount,
             total if isinstance(total, int | float) else None,
             visible(text)[:MAX_QUOTE_CHARS] if isinstance(text, str) else None,
         )
@@ -285,7 +285,7 @@ async def answer(message: Message, ask: Ask | None) -> Message:
         if method not in QUESTIONS:
             raise protocol.broken("The upstream", NOT_OFFERED)
         question = {QUESTION: {"method": method, "params": protocol.mapping(message.get("params"))}}
-        return {**head, "result": (await _answers(question, ask, "The upstream"))[QUESTION]}
+        return {**head, "result": (await _ask_caller(question, ask, "The upstream"))[QUESTION]}
     except GatewayError as error:
         code = error.details.get("rpc_code", METHOD_NOT_FOUND)
         return {**head, "error": {"code": code, "message": error.message}}
@@ -295,25 +295,25 @@ async def complete(
     send: Send, params: Mapping[str, Any], ask: Ask | None, upstream: str
 ) -> dict[str, Any]:
     """Sends a request again with the answers it asks for, until its result is complete."""
-    asked: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     for turn in range(MAX_ROUNDS):
-        result = await send({**params, **asked})
+        result = await send({**params, **extra})
         if result.get("resultType") != "input_required":
             return result
-        asked = {}
+        extra = {}
         if questions := protocol.mapping(result.get("inputRequests")):
-            asked["inputResponses"] = await _answers(questions, ask, upstream)
+            extra["inputResponses"] = await _ask_caller(questions, ask, upstream)
         else:
             await asyncio.sleep(min(0.05 * 2**turn, REST_SECONDS))
         if isinstance(state := result.get("requestState"), str):
-            asked["requestState"] = state
+            extra["requestState"] = state
     raise protocol.broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
 
 
-async def _answers(
+async def _ask_caller(
     questions: Mapping[str, Any], ask: Ask | None, upstream: str
 ) -> Mapping[str, Any]:
-    """The answers of whoever may be asked. Raises where there is none that the protocol knows."""
+    """The caller's answers, or ones that decline. Raises where none can decline."""
     action = "decline"
     if ask is not None:
         try:

@@ -1,6 +1,6 @@
 """One upstream over the standard streams of a child: a message a line, in both directions.
 
-All requests share one pipe, so the reader never waits for anybody: it puts each message into the
+All requests share one pipe, so the reader never waits for a caller: it puts each message into the
 bounded queue of the request it belongs to, and the caller works through its own queue. The end of
 the child's output is the end of the session; every request under way fails at once. The child runs
 in its own process group, so that whatever it starts ends with it, holds its three streams and
@@ -38,12 +38,12 @@ class StdioSession(Session):
     _child: Child | None = None
     _reader: asyncio.Task[None] | None = None
 
-    async def connect(self, remembered: Era | None, seconds: float) -> None:
+    async def connect(self, last_era: Era | None, seconds: float) -> None:
         """Starts the child and meets it; afterwards requests can be made."""
         self._inboxes: dict[Any, asyncio.Queue[Message | GatewayError]] = {}  # by request
         self._child = await start_child(self._upstream)
-        self._reader = asyncio.create_task(self._read(self._child))
-        await super().connect(remembered, seconds)
+        self._reader = asyncio.create_task(self._read_output(self._child))
+        await super().connect(last_era, seconds)
 
     async def close(self) -> None:
         """Ends the child, everything it started, and every request under way."""
@@ -63,8 +63,8 @@ class StdioSession(Session):
         inbox = self._inboxes[message["id"]] = asyncio.Queue()
         try:
             await self._send(message)
-            async with aclosing(_each(inbox)) as messages:
-                return await self._settle(messages, hooks)
+            async with aclosing(_read_inbox(inbox)) as messages:
+                return await self._read_result(messages, hooks)
         finally:
             del self._inboxes[message["id"]]
 
@@ -75,7 +75,7 @@ class StdioSession(Session):
         if pipe.transport.get_write_buffer_size() > limits.MAX_MESSAGE_BYTES:
             raise unreachable(self.name, "does not read its input", sent=False)
         try:
-            pipe.write(protocol.encoded(message) + b"\n")
+            pipe.write(protocol.encode_message(message) + b"\n")
         except (OSError, RuntimeError) as error:  # asyncio's and uvloop's word for a closed pipe
             raise unreachable(self.name, "closed its input", sent=False) from error
         try:
@@ -83,20 +83,20 @@ class StdioSession(Session):
         except OSError as error:
             raise unreachable(self.name, "closed its input", sent=True) from error
 
-    async def _read(self, child: Child) -> None:
-        """Takes in what the child says until its output ends, or shortly after its own end."""
-        reading = asyncio.create_task(self._take_lines(child.output))
-        exited = asyncio.create_task(child.exited.wait())
+    async def _read_output(self, child: Child) -> None:
+        """Takes in what the child says until its output ends, or shortly after the child exits."""
+        line_reader = asyncio.create_task(self._take_lines(child.output))
+        exit_waiter = asyncio.create_task(child.exited.wait())
         try:
-            await asyncio.wait((reading, exited), return_when=asyncio.FIRST_COMPLETED)
-            # What it wrote before it exited is still read; something else may hold the pipe open.
-            await asyncio.wait((reading,), timeout=limits.REST_SECONDS / 5)
+            await asyncio.wait((line_reader, exit_waiter), return_when=asyncio.FIRST_COMPLETED)
+            # What it wrote before it exited is still read; a process it started may hold the pipe.
+            await asyncio.wait((line_reader,), timeout=limits.REST_SECONDS / 5)
         finally:
-            await end_tasks(reading, exited)
+            await end_tasks(line_reader, exit_waiter)
             self.lost.set()
             for request_id in self._inboxes:
-                ended = unreachable(self.name, "ended before it answered", sent=True)
-                self._deliver(request_id, ended, limits.MAX_PENDING + 2)
+                error = unreachable(self.name, "ended before it answered", sent=True)
+                self._deliver(request_id, error, limits.MAX_PENDING + 2)
 
     async def _take_lines(self, output: asyncio.StreamReader) -> None:
         line, size = bytearray(), 0
@@ -115,14 +115,14 @@ class StdioSession(Session):
             if size > limits.MAX_MESSAGE_BYTES:
                 raise protocol.too_large(self.name, limits.MAX_MESSAGE_BYTES)
             if line.strip():
-                self._take(protocol.read_message(line, self.name))
+                self._take_message(protocol.read_message(line, self.name))
         except UpstreamFailed as error:
             # SDKs write the id of a request before or after its result.
             found = _ID_FIRST.match(line) or _ID_LAST.search(line[-256:])
             self._deliver(int(found[1]) if found else None, error, limits.MAX_PENDING + 1)
             log.info("upstream_line_ignored", upstream=self.name, reason=error.message)
 
-    def _take(self, message: Message) -> None:
+    def _take_message(self, message: Message) -> None:
         method, params = message.get("method"), mapping(message.get("params"))
         if not isinstance(method, str):
             self._deliver(message.get("id"), message, limits.MAX_PENDING + 1)
@@ -133,12 +133,12 @@ class StdioSession(Session):
             listening = meta.get("io.modelcontextprotocol/subscriptionId")
             self._deliver(listening, message, limits.MAX_PENDING)
         else:
-            self._take_aside(message)
+            self._handle_stray(message)
 
-    def _deliver(self, request_id: Any, item: Message | GatewayError, most: int) -> None:
-        """Progress that its caller is too slow for is dropped; an answer always has room."""
+    def _deliver(self, request_id: Any, item: Message | GatewayError, room: int) -> None:
+        """Progress is dropped where its caller reads too slowly; an answer always has room."""
         inbox = self._inboxes.get(request_id) if isinstance(request_id, int) else None
-        if inbox is not None and inbox.qsize() < most:
+        if inbox is not None and inbox.qsize() < room:
             inbox.put_nowait(item)
 
 
@@ -146,7 +146,7 @@ _ID_FIRST = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,
 _ID_LAST = re.compile(rb'\}\s*,(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,15})\s*\}\s*$')
 
 
-async def _each(
+async def _read_inbox(
     inbox: asyncio.Queue[Message | GatewayError],
 ) -> AsyncGenerator[Message, None]:
     while True:
@@ -159,14 +159,14 @@ async def _each(
 class Child:
     """A running child: its input, its output, and its certain end."""
 
-    def __init__(self, name: str, running: _Running, secrets: Sequence[str]) -> None:
-        process = asyncio.subprocess.Process(running.process, running, asyncio.get_running_loop())
+    def __init__(self, name: str, streams: _ChildStreams, secrets: Sequence[str]) -> None:
+        process = asyncio.subprocess.Process(streams.process, streams, asyncio.get_running_loop())
         assert process.stdin and process.stdout and process.stderr
         self.input = process.stdin
         self.output = process.stdout
-        self.exited = running.exited
+        self.exited = streams.exited
         self._pid = process.pid
-        self._transport = running.process
+        self._transport = streams.process
         self._errors = asyncio.create_task(_log_lines(name, process.stderr, secrets))
         self._ending: asyncio.Task[None] | None = None
 
@@ -179,14 +179,14 @@ class Child:
     async def _end(self) -> None:
         self.input.close()
         await wait_for_event(self.exited, limits.REST_SECONDS)
-        for how in map(signal_number, ("SIGTERM", "SIGKILL")):
-            if signal_group(self._pid, how):
-                await self._group_gone()
+        for number in map(signal_number, ("SIGTERM", "SIGKILL")):
+            if signal_group(self._pid, number):
+                await self._wait_for_group()
         await end_tasks(self._errors)
         self._transport.close()  # else its pipes stay open as long as a stray descendant has them
 
-    async def _group_gone(self) -> None:
-        """Waits for the end of the group: what nobody reaps looks alive, and is not waited for."""
+    async def _wait_for_group(self) -> None:
+        """Waits for the end of the group, not long: a dead process not yet reaped looks alive."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + limits.REST_SECONDS
         while signal_group(self._pid, 0) and loop.time() < ends:
@@ -195,7 +195,7 @@ class Child:
             await asyncio.sleep(0.01)
 
 
-class _Running(asyncio.subprocess.SubprocessStreamProtocol):
+class _ChildStreams(asyncio.subprocess.SubprocessStreamProtocol):
     """Says when the child itself exited: its output may stay open in what it has started."""
 
     def __init__(self) -> None:
@@ -216,8 +216,8 @@ async def start_child(upstream: Upstream) -> Child:
     basics = {key: os.environ[key] for key in BASICS if key in os.environ}
     loop = asyncio.get_running_loop()
     try:
-        _, running = await loop.subprocess_exec(
-            _Running,
+        _, streams = await loop.subprocess_exec(
+            _ChildStreams,
             upstream.command or "",
             *upstream.args,
             env={**basics, **upstream.env},
@@ -229,7 +229,7 @@ async def start_child(upstream: Upstream) -> Child:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
         raise unreachable(upstream.name, f"can't be started: {reason}", sent=False) from error
     # Shorter values are words that a log may hold by chance.
-    return Child(upstream.name, running, [v for v in upstream.env.values() if len(v) > 5])
+    return Child(upstream.name, streams, [v for v in upstream.env.values() if len(v) > 5])
 
 
 def _keep_streams() -> None:
@@ -246,7 +246,7 @@ def _keep_streams() -> None:
 
 
 async def _log_lines(name: str, errors: asyncio.StreamReader, secrets: Sequence[str]) -> None:
-    """Logs what a child writes to standard error: so much of it, without the secrets it has."""
+    """Logs what a child writes to standard error, bounded and without the secrets it has."""
     loop = asyncio.get_running_loop()
     span_ends, logged, rest = 0.0, 0, b""
     while chunk := await errors.read(limits.STEP_BYTES):

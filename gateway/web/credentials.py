@@ -1,8 +1,8 @@
-"""What callers prove themselves with to the APIs behind us: their own, listed, put, forgotten.
+"""Credentials that callers have for the APIs behind us: listed, put and forgotten.
 
-The same for REST and the console. Nobody reads a secret here, an admin neither, and nobody uses
-another person's. What an admin signed in for everybody is listed for admins, who also see who has
-signed in to what, and can end it.
+The same for REST and the console. Nobody reads a secret here, not even an admin, and nobody uses
+another person's. A sign-in that an admin made for everybody is listed for admins, who also see
+which person has signed in to which connection, and can end that sign-in.
 """
 
 from __future__ import annotations
@@ -23,78 +23,78 @@ from gateway.web.gateway import Inquiry
 
 log = structlog.get_logger("gateway.sign_in")
 
-Shown = dict[str, Any]
+Json = dict[str, Any]
 
 
-async def list_credentials(inquiry: Inquiry) -> Shown:
-    """The connections that the caller signs in to, and whether they have."""
-    keeper, me = inquiry.gateway.keeper, inquiry.principal
-    mine, shared = await keeper.of(me.name), await keeper.of("") if me.admin else {}
+async def list_credentials(inquiry: Inquiry) -> Json:
+    """The connections that the caller signs in to, and whether the caller has signed in."""
+    keeper, user = inquiry.gateway.keeper, inquiry.principal
+    own, shared = await keeper.rows_of(user.name), await keeper.rows_of("") if user.admin else {}
     rows = []
     for state in inquiry.connections():
         if people_sign_in(state.settings.auth):
-            account = account_of(state, me.name)
-            if account.owner or me.admin:
-                found = (mine if account.owner else shared).get(state.name)
-                rows.append(_row(state, account, found))
+            account = account_of(state, user.name)
+            if account.owner or user.admin:
+                stored = (own if account.owner else shared).get(state.name)
+                rows.append(_row(state, account, stored))
     return {"credentials": rows}
 
 
-async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) -> Shown:
-    """Keeps a key of the caller's own."""
-    state, account = _account(inquiry, connection, changes=True)
+async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) -> Json:
+    """Stores a key of the caller's own for a connection."""
+    state, account = _account(inquiry, connection, for_change=True)
     if not isinstance(posted, Mapping):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     await inquiry.gateway.keeper.save(account, key_of(account.auth, posted))
-    return await _shown(inquiry, state, account)
+    return await _current_row(inquiry, state, account)
 
 
-async def delete_credential(inquiry: Inquiry, connection: str) -> Shown:
+async def delete_credential(inquiry: Inquiry, connection: str) -> Json:
     """Signs the caller out of a connection, here and at its provider."""
-    state, account = _account(inquiry, connection, changes=True)
+    state, account = _account(inquiry, connection, for_change=True)
     await inquiry.gateway.keeper.forget(owner=account.owner, connection=connection)
-    return await _shown(inquiry, state, account)
+    return await _current_row(inquiry, state, account)
 
 
-async def sign_in(inquiry: Inquiry, connection: str) -> Shown:
+async def sign_in(inquiry: Inquiry, connection: str) -> Json:
     """The address that the caller opens in a browser to sign in."""
     _, account = _account(inquiry, connection)
-    me = inquiry.principal.name
-    return {"sign_in_url": inquiry.gateway.keeper.link(me, account.owner, connection)}
+    name = inquiry.principal.name
+    return {"sign_in_url": inquiry.gateway.keeper.link(name, account.owner, connection)}
 
 
-async def list_sign_ins(inquiry: Inquiry) -> Shown:
-    """Who has signed in to what: for admins. An owner of "" is everybody."""
+async def list_sign_ins(inquiry: Inquiry) -> Json:
+    """Which person has signed in to which connection: for admins. An owner of "" is everybody."""
     inquiry.require_admin()
-    found = await list_credentials_of_all(inquiry.gateway.db)
+    rows = await list_credentials_of_all(inquiry.gateway.db)
     names = ("owner", "connection", "signed_in_at", "expires_at")
     return {
         "sign_ins": [
-            {name: getattr(each, name) for name in names} | {"refused": bool(each.refused)}
-            for each in found
-            if inquiry.oversees(each.connection)
+            {name: getattr(row, name) for name in names} | {"refused": bool(row.refused)}
+            for row in rows
+            if inquiry.oversees(row.connection)
         ]
     }
 
 
-async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> Shown:
-    """Ends somebody's sign-in to a connection, here and at its provider: for admins."""
+async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> Json:
+    """Ends a person's sign-in to a connection, here and at its provider: for admins."""
     rows = (await list_sign_ins(inquiry))["sign_ins"]
-    found = [row for row in rows if (row["owner"], row["connection"]) == (owner, connection)]
-    if not found:
+    matching = [row for row in rows if (row["owner"], row["connection"]) == (owner, connection)]
+    if not matching:
         raise NotFound("invalid_arguments", "there is no such sign-in", "GET /sign-ins lists them.")
     await inquiry.gateway.keeper.forget(owner=owner, connection=connection)
-    by, whose = inquiry.principal.name, owner or "everybody"
-    log.info("sign-in revoked", connection=connection, owner=whose, by=by)
-    return {**found[0], "revoked": True}
+    by, owner_name = inquiry.principal.name, owner or "everybody"
+    log.info("sign-in revoked", connection=connection, owner=owner_name, by=by)
+    return {**matching[0], "revoked": True}
 
 
 def _account(
-    inquiry: Inquiry, connection: str, *, changes: bool = False
+    inquiry: Inquiry, connection: str, *, for_change: bool = False
 ) -> tuple[ConnectionState, Account]:
-    """Whose credential the caller may change here."""
+    """The connection, and the account whose credential the caller may change there."""
     state = inquiry.connection(connection)
-    if changes and "tools:write" in inquiry.principal.withheld:
+    if for_change and "tools:write" in inquiry.principal.withheld:
         raise InsufficientScope("tools:read", "tools:write")
     if not people_sign_in(state.settings.auth):
         words = f"nobody signs in to {connection}: its credentials are configured"
@@ -106,20 +106,20 @@ def _account(
     return state, account
 
 
-async def _shown(inquiry: Inquiry, state: ConnectionState, account: Account) -> Shown:
-    found = (await inquiry.gateway.keeper.of(account.owner)).get(state.name)
-    return _row(state, account, found)
+async def _current_row(inquiry: Inquiry, state: ConnectionState, account: Account) -> Json:
+    stored = (await inquiry.gateway.keeper.rows_of(account.owner)).get(state.name)
+    return _row(state, account, stored)
 
 
-def _row(state: ConnectionState, account: Account, found: Credential | None) -> Shown:
-    holds = found is not None and not found.refused and found.binding == account.binding
+def _row(state: ConnectionState, account: Account, stored: Credential | None) -> Json:
+    is_valid = stored is not None and not stored.refused and stored.binding == account.binding
     return {
         "connection": state.name,
         "display_name": state.display_name,
         "type": state.settings.auth.type,
         "per": "user" if account.owner else "connection",
-        "signed_in": holds,
-        "signed_in_at": found.signed_in_at if found and holds else None,
-        "expires_at": found.expires_at if found and holds else None,
+        "signed_in": is_valid,
+        "signed_in_at": stored.signed_in_at if stored and is_valid else None,
+        "expires_at": stored.expires_at if stored and is_valid else None,
         "by_key": not isinstance(state.settings.auth, OAuth2Auth),
     }

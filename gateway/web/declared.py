@@ -1,7 +1,7 @@
-"""How the gateway's own tools are declared: what their inputs look like, and how they are listed.
+"""How the gateway's own tools are declared: the schemas of their inputs, and their list entries.
 
 A tool is a function of the inquiry and of its arguments by name. The annotations of the arguments
-are their schemas, one without a default is required, and the docstring is what models read.
+are their schemas, an argument without a default is required, and models read the docstring.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Annotated, Any, get_origin
 
 import orjson
 
-Shown = dict[str, Any]
+Json = dict[str, Any]
 
 
-def text_of(words: str) -> Shown:
-    """The schema of a text, with what it means."""
+def text_of(words: str) -> Json:
+    """The schema of a text input with this description."""
     return {"type": "string", "description": words}
 
 
-def count_from(least: int, **more: Any) -> Shown:
-    """The schema of a number of things."""
-    return {"type": "integer", "minimum": least, **more}
+def count_from(least: int, **keywords: Any) -> Json:
+    """The schema of a whole number that is not below `least`."""
+    return {"type": "integer", "minimum": least, **keywords}
 
 
 # The inputs that tools have in common, as their schemas show them.
-_TEXT: Shown = {"type": "string"}
+_TEXT: Json = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT}
-_WORDS_OF_KNOWN = "The tool's inputs that are known already, by name."
+_KNOWN_DESCRIPTION = "The tool's inputs that are known already, by name."
 Text = Annotated[str, _TEXT]
 Flag = Annotated[bool, {"type": "boolean"}]
 Name = Annotated[str, text_of("The connection's name.")]
@@ -40,12 +40,12 @@ Server = Annotated[str, text_of("The connection's name, as mcp_search_tools give
 LocalName = Annotated[str, text_of("The tool's name as it is listed there.")]
 ToolName = Annotated[str, text_of("The tool's name.")]
 Input = Annotated[str, text_of("The name of its input.")]
-Known = Annotated[Mapping[str, Any], {"type": "object", "description": _WORDS_OF_KNOWN}]
+Known = Annotated[Mapping[str, Any], {"type": "object", "description": _KNOWN_DESCRIPTION}]
 Pointer = Annotated[str, text_of("JSON pointer such as /items/3.")]
 Kind = Annotated[str, {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]}]
 
 _AUTH = "type: none | bearer | basic | api-key | oauth2 | nango, with its keys."
-CONNECTION: Shown = {
+CONNECTION: Json = {
     "display_name": _TEXT,
     "enabled": {"type": "boolean"},
     "organization": _TEXT,
@@ -69,24 +69,24 @@ CONNECTION: Shown = {
 }
 
 
-def declared(
+def declare_tool(
     run: Callable[..., Any],
     title: str,
     *,
     reads: bool = True,
     destructive: bool = False,
-    more: Shown | None = None,
+    extra_inputs: Json | None = None,
 ) -> tuple[bytes, bytes]:
-    """The entry of a tool in lists, and its input schema; `more` may be given if it takes any."""
-    given = [*inspect.signature(run, eval_str=True).parameters.values()]
-    inputs = [each for each in given if get_origin(each.annotation) is Annotated]
-    properties = {each.name: each.annotation.__metadata__[0] for each in inputs}
-    required = [each.name for each in inputs if each.default is each.empty]
+    """The entry of a tool in lists, and its input schema; `extra_inputs` allow for any input."""
+    parameters = [*inspect.signature(run, eval_str=True).parameters.values()]
+    inputs = [p for p in parameters if get_origin(p.annotation) is Annotated]
+    properties = {p.name: p.annotation.__metadata__[0] for p in inputs}
+    required = [p.name for p in inputs if p.default is p.empty]
     schema = {
         "type": "object",
-        "properties": {**properties, **(more or {})},
+        "properties": {**properties, **(extra_inputs or {})},
         **({"required": required} if required else {}),
-        "additionalProperties": more is not None,
+        "additionalProperties": extra_inputs is not None,
     }
     hints = {
         "title": title,

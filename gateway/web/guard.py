@@ -1,4 +1,4 @@
-"""HTTP at the rim: what every request has to pass, who is asking, how answers are written.
+"""HTTP at the rim: the checks every request has to pass, and how answers are written.
 
 Host and Origin are checked on every path: a web page that rebinds its own name to our address, or
 simply posts to us, is refused before a token is looked at. Bodies have a size and a deadline,
@@ -26,7 +26,7 @@ from starlette.types import Scope as HttpScope
 from yarl import URL
 
 from gateway import limits
-from gateway.store.cluster import heard_within
+from gateway.store.cluster import wait_until_set
 
 Fields = Mapping[bytes, bytes]
 HeaderLines = Iterable[tuple[bytes, bytes]]
@@ -34,11 +34,11 @@ HeaderLines = Iterable[tuple[bytes, bytes]]
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 JSON_TYPE = b"application/json"
 
-_WRITTEN = re.compile(r"[A-Za-z0-9.:/_\[\]-]{1,128}")  # what a refusal may repeat of them
+_QUOTABLE = re.compile(r"[A-Za-z0-9.:/_\[\]-]{1,128}")  # header values a refusal may repeat
 _HOSTS = ("allowed_hosts", "gateway.example.com")  # the key to change, and an example
 _ORIGINS = ("allowed_origins", "https://app.example.com")
 
-# Two copies of one of these would be read differently by different readers.
+# Headers that may come once only: of two copies one reader takes the first, another the last.
 _SINGLE = frozenset(
     (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"mcp-session-id")
 )
@@ -63,8 +63,8 @@ def host_rules(
     if url.is_default_port():
         own.add(url.host_subcomponent or "")
     hosts = {host.lower() for host in (*allowed_hosts, *own)}
-    given = (origin.lower().rstrip("/") for origin in allowed_origins)
-    origins = {*given, *(f"{url.scheme}://{host}" for host in own)}
+    allowed = (origin.lower().rstrip("/") for origin in allowed_origins)
+    origins = {*allowed, *(f"{url.scheme}://{host}" for host in own)}
     return HostRules(frozenset(map(str.encode, hosts)), frozenset(map(str.encode, origins)))
 
 
@@ -74,23 +74,23 @@ def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
     port = server[1] if server else None
     host = fields.get(b"host", b"")
     if not _is_own_host(rules, port, host):
-        raise HTTPException(421, _not_ours("Host", host, *_HOSTS))
+        raise HTTPException(421, _host_problem("Host", host, *_HOSTS))
     origin = fields.get(b"origin")
     if origin is None:
         return
     scheme, _, page = origin.lower().partition(b"://")
     own_pages = _loopback_hosts(port) if scheme == b"http" else frozenset[bytes]()
     if page not in own_pages and not _is_allowed(origin.lower(), rules.origins):
-        raise HTTPException(403, _not_ours("Origin", origin, *_ORIGINS))
+        raise HTTPException(403, _host_problem("Origin", origin, *_ORIGINS))
 
 
-def _not_ours(header: str, value: bytes, key: str, example: str) -> str:
+def _host_problem(header: str, value: bytes, key: str, example: str) -> str:
     """What is wrong with a header, and what to write into config.toml if it should be right."""
-    given = value.decode("latin-1")
-    name, listed = (given, given) if _WRITTEN.fullmatch(given) else ("it", example)
+    text = value.decode("latin-1")
+    name, entry = (text, text) if _QUOTABLE.fullmatch(text) else ("it", example)
     return (
         f"Invalid {header} header: {name} is not one of this gateway's. If it should be, write "
-        f'into config.toml server.{key} = ["{listed}"], or the address that clients use as '
+        f'into config.toml server.{key} = ["{entry}"], or the address that clients use as '
         'server.public_url = "https://gateway.example.com", and restart.'
     )
 
@@ -118,30 +118,30 @@ def _is_allowed(value: bytes, *allowed: frozenset[bytes]) -> bool:
 
 
 def fold(lines: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Header lines as a mapping; a copy too many of a header that must be single is refused.
+    """Folds header lines into a mapping; a second copy of a header that must be single is refused.
 
-    Blanks around a value are no part of it, and the parser underneath leaves those after it.
+    Blanks around a value are no part of it, and the parser underneath leaves the trailing ones.
     """
     names, values = zip(*lines, strict=True) if lines else ((), ())
     fields = dict(zip(names, map(bytes.strip, values), strict=True))
     if len(fields) == len(names):
         return fields
-    seen: dict[bytes, bytes] = {}
+    joined: dict[bytes, bytes] = {}
     for name, value in lines:
-        if name in seen and name in _SINGLE:
+        if name in joined and name in _SINGLE:
             raise HTTPException(400, f"{name.decode('latin-1')} header appears more than once")
-        seen[name] = seen[name] + b", " + value.strip() if name in seen else value.strip()
-    return seen
+        joined[name] = joined[name] + b", " + value.strip() if name in joined else value.strip()
+    return joined
 
 
 def require_json(fields: Fields) -> None:
-    """Refuses a body that does not say it is JSON."""
+    """Refuses a request whose Content-Type does not say that its body is JSON."""
     content_type = fields.get(b"content-type", b"")
     if content_type != JSON_TYPE and content_type.split(b";")[0].strip().lower() != JSON_TYPE:
         raise HTTPException(415, "Unsupported Media Type: Content-Type must be application/json")
 
 
-HAS_COME = "gateway.has_come"  # an extension of a request's scope: all of its body is there
+COMPLETE_BODY = "gateway.has_come"  # an extension of a request's scope: its whole body is there
 _CLOSE = {"connection": "close"}  # the rest of a body that was not read is still on its way
 
 
@@ -151,25 +151,25 @@ async def read_body(
     limit: int = limits.MAX_BODY_BYTES,
     seconds: float = limits.REQUEST_SECONDS,
     *,
-    has_come: bool = False,  # all of it: there is nothing to wait for, and no time to keep
+    complete: bool = False,  # the whole body is there already: no deadline is needed
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
     declared = fields.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    if has_come:
-        return await _chunks(receive, limit)
+    if complete:
+        return await _read_chunks(receive, limit)
     try:
         async with asyncio.timeout(seconds):
-            return await _chunks(receive, limit)
+            return await _read_chunks(receive, limit)
     except TimeoutError:
         raise HTTPException(408, "The request was not complete in time", _CLOSE) from None
 
 
-async def _chunks(receive: Receive, limit: int) -> bytes:
-    chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
-    size, more = 0, True
-    while more:
+async def _read_chunks(receive: Receive, limit: int) -> bytes:
+    chunks: list[bytes] = []  # joined once: adding each to the others would copy them every time
+    size, has_more = 0, True
+    while has_more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionError("the client left before its request was complete")
@@ -177,7 +177,7 @@ async def _chunks(receive: Receive, limit: int) -> bytes:
         size += len(chunks[-1])
         if size > limit:
             raise _too_large(limit)
-        more = message.get("more_body", False)
+        has_more = message.get("more_body", False)
     return b"".join(chunks)
 
 
@@ -207,11 +207,11 @@ EVENT_STREAM_HEADERS = [
 ]
 
 Say = Callable[[bytes], Awaitable[None]]
-Step = Callable[[Say], Awaitable[bool]]  # says what is new; False: there will be no more
+Step = Callable[[Say], Awaitable[bool]]  # writes what is new; False: the stream is over
 
 
 def event_frame(data: bytes, kind: str = "message", id: str | int | None = None) -> bytes:
-    """One server-sent event; without a kind one that has no name."""
+    """One server-sent event; without a kind it has no event name."""
     head = ("" if id is None else f"id: {id}\n") + (f"event: {kind}\n" if kind else "")
     lines = b"".join(b"data: %b\n" % line for line in data.splitlines() or (b"",))
     return b"%b%b\n" % (head.encode(), lines)
@@ -220,9 +220,9 @@ def event_frame(data: bytes, kind: str = "message", id: str | int | None = None)
 class EventStream(Response):
     """Server-sent events to one reader: a step, then sleep until woken, while both sides want.
 
-    Nothing is queued here. A step looks at what there is and says what is new, at the reader's own
-    pace; a reader that takes nothing for a while is let go, and comes back by itself. `leave` is
-    called when the stream is over, whoever ended it.
+    Nothing is queued here. A step looks at the present state and writes what is new in it, at the
+    reader's own pace; a reader that takes nothing for a while is let go, and comes back by itself.
+    `leave` is called when the stream is over, whichever side ended it.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class EventStream(Response):
         self._rest = rest
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
-        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))]
+        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_await_close(receive))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -249,29 +249,29 @@ class EventStream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, send: Send) -> None:
-        said = time.monotonic()
+        last_sent = time.monotonic()
 
         async def say(body: bytes) -> None:
-            nonlocal said
+            nonlocal last_sent
             if body:
                 async with asyncio.timeout(limits.SEND_SECONDS):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                said = time.monotonic()
+                last_sent = time.monotonic()
 
         headers = [*EVENT_STREAM_HEADERS, (b"x-content-type-options", b"nosniff")]
         with suppress(TimeoutError, OSError):  # the reader takes nothing, or has gone
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await say(b"retry: 2000\n\n")
             while await self._step(say):
-                if time.monotonic() - said > limits.PING_SECONDS:
+                if time.monotonic() - last_sent > limits.PING_SECONDS:
                     await say(PING)
                 await asyncio.sleep(self._rest())
-                # Until there may be something new; at most so long, since a wake-up may be lost.
-                await heard_within(self._woken, limits.MOMENT_SECONDS)
+                # Sleeps until there may be something new; bounded, since a wake-up may be lost.
+                await wait_until_set(self._woken, limits.MOMENT_SECONDS)
             await send({"type": "http.response.body", "body": b""})
 
 
-async def _gone(receive: Receive) -> None:
+async def _await_close(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -288,7 +288,7 @@ PAGE_HEADERS = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Nothing to other sites; "no-referrer" would make browsers hide the origin of our own forms.
+    # No referrer to other sites; "no-referrer" would make browsers hide our own forms' origin.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -298,7 +298,7 @@ PAGE_HEADERS = {
 
 
 def check_origin(request: Request) -> None:
-    """Refuses a post that another site's page makes; `allowed_origins` are for MCP, not for us."""
+    """Refuses a post from another site's page; `allowed_origins` are for MCP, not for pages."""
     fields = fold(request.scope["headers"])
     origin, host = fields.get(b"origin"), fields.get(b"host", b"")
     is_foreign = origin is not None and origin.lower().partition(b"://")[2] != host.lower()
@@ -308,7 +308,7 @@ def check_origin(request: Request) -> None:
 
 
 async def read_form(request: Request, limit: int) -> Form:
-    """The fields of a posted form, with the text of a file among them."""
+    """The fields of a posted form; a file's text is among them."""
     fields = fold(request.scope["headers"])
     body = await read_body(fields, request.receive, limit)
     kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()

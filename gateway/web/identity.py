@@ -1,15 +1,16 @@
-"""Who is asking: a token we know by its hash, one that we gave, a JWT we can verify, or nobody.
+"""The caller's identity: by a token known by its hash, one we gave, or a JWT we can verify.
 
 `Identity.identify` is the one way from a request's headers to its principal. Only hashes of tokens
 are ever held. A JWT is verified against the issuer's keys with asymmetric algorithms only; a token
 of the front door is opened with our own key, and is good for one address and until its grant is
-revoked. Both are remembered by their hash until they expire, a minute at most. Other settings
-forget everything remembered: a removed token ends with its next request or stream check.
+revoked. Both are remembered by their hash until they expire, a minute at most. When the
+settings change, everything remembered is forgotten: a removed token ends with its next request or
+stream check.
 
-A browser is known by a sealed cookie, checked against what is configured now. It holds the
-principal and a proof of the token it signed in with, so that a principal that was removed, or has
-another token, is signed out by its next request. The link that is printed at start is sealed too
-and used up in the store, so that it works once on whichever process it reaches.
+A browser is known by a sealed cookie, checked against the present configuration. The cookie holds
+the principal and a proof of the token it signed in with, so that a principal that was removed, or
+has another token, is signed out by its next request. The link that is printed at start is sealed
+too and used up in the store, so that it works once on whichever process it reaches.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ from gateway.web.guard import Fields
 Fetch = Callable[[str], Awaitable[bytes]]
 Key = Any  # what PyJWT takes: a PyJWK, or a public key of `cryptography`
 Present = Callable[[str, str], None]  # a principal's name, and their token
-OpenToken = Callable[[str], Mapping[str, Any] | None]  # what one of our own tokens says
+OpenToken = Callable[[str], Mapping[str, Any] | None]  # the values inside one of our own tokens
 
 ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
 METADATA_PATH = "/.well-known/oauth-protected-resource"
-SCOPES = ("tools:read", "tools:write", "admin")  # each has those before it in it
+SCOPES = ("tools:read", "tools:write", "admin")  # each includes those before it
 
 log = structlog.get_logger(__name__)
 
 
-class Verified(NamedTuple):
-    """A token that was looked at: whose it is, until when, and for which address if only one."""
+class VerifiedToken(NamedTuple):
+    """A token that was checked: its principal, its end, and its address where it has only one."""
 
     principal: Principal
     until: float
@@ -69,7 +70,7 @@ class Verified(NamedTuple):
 
 @lru_cache(maxsize=256)
 def scope_of(path: str) -> Scope | None:
-    """The view an address asks for; None: there is nothing at that address."""
+    """The scope of the view at an address; None: there is nothing at that address."""
     match path.removesuffix("/").split("/"):
         case ["", "mcp"]:
             return Scope()
@@ -95,16 +96,16 @@ class Identity:
         self._clock = clock
         self.fetch = fetch
         self.open_token: OpenToken = lambda token: None
-        self.revoked: Set[str] = frozenset()  # grants whose tokens are good no longer
-        self.present: Present | None = None  # told whose token it was, where tokens are exchanged
+        self.revoked_grants: Set[str] = frozenset()  # grants whose tokens are good no longer
+        self.present: Present | None = None  # gets each caller's token, where tokens are exchanged
         self._listeners: list[Callable[[], None]] = []
-        self._known: tuple[object, ...] = ()
+        self._basis: tuple[object, ...] = ()  # the settings that the rest was made from
         self.follow(settings, public_url)
 
     def follow(self, settings: Settings, public_url: str) -> None:
-        """Goes by these settings from now on, and forgets what was found out under others."""
-        known, self._known = self._known, (settings.auth, settings.principals, public_url)
-        if known == self._known:
+        """Goes by these settings from now on, and forgets what was verified under older ones."""
+        previous, self._basis = self._basis, (settings.auth, settings.principals, public_url)
+        if previous == self._basis:
             return
         self.auth, self._public_url = settings.auth, public_url
         tables = settings.principals
@@ -114,12 +115,12 @@ class Identity:
         self._owners = {bytes.fromhex(digest): name for name, digest in self.token_hashes.items()}
         files = (settings.auth.jwks_file, settings.auth.jwks_url)
         self._keys = SigningKeys(*files, self.fetch, self._clock)
-        self._verified: LRUCache[bytes, Verified] = LRUCache(limits.MAX_REMEMBERED)
+        self._verified_tokens: LRUCache[bytes, VerifiedToken] = LRUCache(limits.MAX_REMEMBERED)
         for listener in self._listeners:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called when other settings hold."""
+        """Has `listener` called when the settings change."""
         self._listeners.append(listener)
 
     async def identify(self, fields: Fields, address: str = "/mcp") -> Principal:
@@ -130,77 +131,77 @@ class Identity:
         token = bearer_token(fields.get(b"authorization"))
         digest = hashlib.sha256(token).digest()
         if mode == "tokens" or (mode == "oauth" and digest in self._owners):
-            return self._owner_of(digest)
-        verified, now = self._verified.get(digest), self._clock()
+            return self._find_owner(digest)
+        verified, now = self._verified_tokens.get(digest), self._clock()
         if verified is None or verified.until <= now:
-            found = self._open(token) if mode == "oauth" else await self._verify(token)
+            found = self._verify_own(token) if mode == "oauth" else await self._verify_jwt(token)
             until = min(found.until, now + limits.KEEP_SECONDS)
-            verified = self._verified[digest] = found._replace(until=until)
+            verified = self._verified_tokens[digest] = found._replace(until=until)
         if verified.address not in (None, address):
             raise Unauthenticated("The token is for another address")
-        if verified.grant in self.revoked:
+        if verified.grant in self.revoked_grants:
             raise Unauthenticated("The token was revoked")
         if self.present is not None:
-            shown = token.decode("ascii", "replace")
-            self.present(verified.principal.name, shown)
-            return replace(verified.principal, presented=shown)
+            text = token.decode("ascii", "replace")
+            self.present(verified.principal.name, text)
+            return replace(verified.principal, presented=text)
         return verified.principal
 
-    def _open(self, token: bytes) -> Verified:
-        """Who one of our own tokens was given to."""
-        held = self.open_token(token.decode("ascii", "replace"))
-        if held is None:
+    def _verify_own(self, token: bytes) -> VerifiedToken:
+        """One of our own tokens, opened with our own key."""
+        body = self.open_token(token.decode("ascii", "replace"))
+        if body is None:
             raise Unauthenticated("The token is not known, or has expired")
-        principal, scopes = self.person(held["principal"], held["claimed"]), held["scope"].split()
+        principal, scopes = self.person(body["principal"], body["claimed"]), body["scope"].split()
         if principal is None:
             raise Unauthenticated("The principal of this token is no more")
-        could = {"tools:write"} | ({"admin"} if principal.admin else set())
-        withheld = frozenset(could.difference(scopes))
+        possible = {"tools:write"} | ({"admin"} if principal.admin else set())
+        withheld = frozenset(possible.difference(scopes))
         admin = principal.admin and "admin" in scopes
         principal = replace(principal, admin=admin, withheld=withheld)
-        address = held["resource"].removeprefix(self._public_url)
-        return Verified(principal, held["expires"], address, held["grant"])
+        address = body["resource"].removeprefix(self._public_url)
+        return VerifiedToken(principal, body["expires"], address, body["grant"])
 
     @property
     def local(self) -> Principal:
-        """Who everybody is where nobody needs a token."""
+        """The principal of every request where no token is needed."""
         return self.principals.get("local") or Principal("local", admin=True)
 
     def person(self, name: str, claimed: Mapping[str, Any]) -> Principal | None:
-        """Who somebody that signed in is by now; None: nobody any more.
+        """The present principal of a person who signed in; None: that principal is gone.
 
-        What was claimed once can't be asked again; what is configured beside it is as it is now.
+        Claims are as they were at the sign-in; the configured rest is as it is now.
         """
-        auth, known = self.auth, self.principals.get(name)
+        auth, configured = self.auth, self.principals.get(name)
         if auth.mode == "none":
             return self.local if name == "local" else None
         if auth.mode == "tokens" or (auth.mode == "oauth" and claimed["by"] == "token"):
-            # What was given by a token ends with it; older grants don't say by which.
-            return known if claimed.get("proof") in (None, self.proof(name)) else None
+            # A sign-in by token ends with that token; older grants don't name their token.
+            return configured if claimed.get("proof") in (None, self.proof(name)) else None
         rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
-        said = {field: claimed[field] for field in _claims_by_field(rules)}
-        return replace(known or Principal(name), **said)
+        claims = {field: claimed[field] for field in _claims_by_field(rules)}
+        return replace(configured or Principal(name), **claims)
 
     def proof(self, name: str) -> str:
-        """What stands for a principal's token where something is given by it; not the token."""
-        bound = f"{self.auth.mode} {self.token_hashes.get(name, '')}"
-        return hashlib.sha256(f"console {name} {bound}".encode()).hexdigest()
+        """What stands for a principal's token in cookies and grants; it does not tell the token."""
+        binding = f"{self.auth.mode} {self.token_hashes.get(name, '')}"
+        return hashlib.sha256(f"console {name} {binding}".encode()).hexdigest()
 
-    async def person_with(self, token: str) -> Principal:
-        """Who shows that they are themselves by this token: what we gave a client is not theirs."""
-        shown = token.encode("utf-8", "replace")
+    async def person_by_token(self, token: str) -> Principal:
+        """The person whose own token this is; a token that we gave to a client does not count."""
+        raw = token.encode("utf-8", "replace")
         if self.auth.mode == "oauth":
-            return self._owner_of(hashlib.sha256(shown).digest())
-        return await self.identify({b"authorization": b"Bearer " + shown})
+            return self._find_owner(hashlib.sha256(raw).digest())
+        return await self.identify({b"authorization": b"Bearer " + raw})
 
-    def _owner_of(self, digest: bytes) -> Principal:
-        # How long looking a hash up takes says nothing of the token that it is the hash of.
+    def _find_owner(self, digest: bytes) -> Principal:
+        # The time of a hash's look-up tells nothing of the token that was hashed.
         owner = self._owners.get(digest)
         if owner is None:
             raise Unauthenticated("The token is not known")
         return self.principals[owner]
 
-    async def _verify(self, token: bytes) -> Verified:
+    async def _verify_jwt(self, token: bytes) -> VerifiedToken:
         try:
             claims = jwt.decode(
                 token,
@@ -213,7 +214,7 @@ class Identity:
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise Unauthenticated("The token could not be verified") from error
         principal = claimed_principal(claims, self.auth, self.principals)
-        return Verified(principal, float(claims["exp"]))
+        return VerifiedToken(principal, float(claims["exp"]))
 
     def challenge(
         self, presented: bool, address: str = "/mcp", missing: Sequence[str] = ()
@@ -229,7 +230,7 @@ class Identity:
         return ("Bearer " + ", ".join(parts)).strip().encode()
 
     def resource_metadata(self, address: str) -> dict[str, Any] | None:
-        """The document that says who gives tokens for an address; None: nobody does."""
+        """The document that names who gives tokens for an address; None: nobody does."""
         mode = self.auth.mode
         if mode not in ("jwt", "oauth"):
             return None
@@ -250,21 +251,21 @@ def bearer_token(authorization: bytes | None) -> bytes:
 
 
 def claimed_principal(
-    claims: Mapping[str, Any], settings: AuthMode | OAuthSettings, known: Mapping[str, Principal]
+    claims: Mapping[str, Any], settings: AuthMode | OAuthSettings, by_name: Mapping[str, Principal]
 ) -> Principal:
-    """The principal that a token names, with what its claims say over what is configured."""
+    """The principal that a token names; its claims count over the configured values."""
     name = claims.get(settings.principal_claim)
     if not isinstance(name, str) or not name:
         raise Unauthenticated(f"The token has no usable claim {settings.principal_claim}")
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         field: claims.get(claim) is True if field == "admin" else _text(claims.get(claim))
         for field, claim in _claims_by_field(settings).items()
     }
-    return replace(known.get(name) or Principal(name), **said)
+    return replace(by_name.get(name) or Principal(name), **values)
 
 
 def _claims_by_field(rules: AuthMode | OAuthSettings) -> dict[str, str]:
-    """Which claim says what of a principal, as far as one is configured to."""
+    """The configured claims, by the field of a principal that each one gives."""
     fields = ("role", "organization", "admin")
     return {field: claim for field in fields if (claim := getattr(rules, f"{field}_claim"))}
 
@@ -287,18 +288,18 @@ class SigningKeys:
     fetch: Fetch | None
     clock: Callable[[], float]
     keys: dict[str | None, Key] = field(default_factory=dict)
-    looked: float = -math.inf
+    fetched_at: float = -math.inf
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def key_of(self, token: bytes) -> Key:
-        """The key a token says it was signed with. Raises jwt.PyJWTError if there is none."""
+        """The key that a token names as its signing key. Raises jwt.PyJWTError if there is none."""
         kid = jwt.get_unverified_header(token).get("kid")
         async with self.lock:
-            enough = (
+            interval = (
                 limits.KEEP_SECONDS if self._find(kid) is None else limits.SIGNING_KEYS_KEPT_SECONDS
             )
-            if self.clock() - self.looked >= enough:
-                self.looked = self.clock()
+            if self.clock() - self.fetched_at >= interval:
+                self.fetched_at = self.clock()
                 await self._refresh()
         if (key := self._find(kid)) is None:
             raise jwt.InvalidKeyError("no such key")
@@ -324,10 +325,10 @@ def read_keys(document: bytes) -> dict[str | None, Key]:
     keys: dict[str | None, Key] = {}
     for entry in orjson.loads(document)["keys"]:
         if entry.get("kty") in ("RSA", "EC", "OKP") and entry.get("use", "sig") == "sig":
-            with suppress(jwt.PyJWTError):  # one key we can't read must not cost the others
+            with suppress(jwt.PyJWTError):  # one key we can't read must not cost us the others
                 key = jwt.PyJWK.from_dict(entry)
-                # A key that names its algorithm is good for that one only; one that doesn't is good
-                # for any its kind allows, where PyJWT would settle on a default.
+                # A key that names its algorithm is good for that algorithm only; a key that doesn't
+                # is good for all that its kind allows, where PyJWT would settle on a default.
                 keys[entry.get("kid")] = key if "alg" in entry else key.key
     if not keys:
         raise ValueError("no usable key")
@@ -337,17 +338,17 @@ def read_keys(document: bytes) -> dict[str | None, Key]:
 # --- who is signed in at a browser ----------------------------------------------------------------
 
 COOKIE = "gateway_console"
-LINK, SESSION = "console link", "console session"  # what is sealed; each ends at its second value
+LINK, SESSION = "console link", "console session"  # what sealed values are for
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """One sign-in."""
+    """One sign-in of a person at a browser."""
 
     id: str
     principal: Principal
     expires: float
-    by: str  # what proved the person: a token, or an OpenID provider
+    by: str  # what proved the person: "token", or "oidc" for an OpenID provider
     proof: str  # of the token that it was opened with
 
     @property
@@ -361,7 +362,7 @@ class ConsoleSession:
 
 
 class ConsoleSessions:
-    """Opens, checks and ends sessions."""
+    """Opens, checks and ends the sessions of browsers."""
 
     def __init__(self, identity: Identity, seal: Seal, db: Database) -> None:
         self._identity = identity
@@ -369,7 +370,7 @@ class ConsoleSessions:
         self._db = db
 
     def link(self) -> str | None:
-        """What goes behind `?link=`: once, for 15 minutes; None: there is no admin to be."""
+        """The value for `?link=`, good once, for 15 minutes; None: there is no admin to sign in."""
         if first_admin(self._identity) is None:
             return None
         return self._seal.seal_values(
@@ -378,7 +379,7 @@ class ConsoleSessions:
 
     async def open_by_link(self, link: str) -> str:
         """The cookie for a link that was not used yet. Raises Unauthenticated, as all do here."""
-        id, expires = self._opened(link, LINK)
+        id, expires = self._open_values(link, LINK)
         principal = first_admin(self._identity)
         if not await first_use(self._db, id, expires) or principal is None:
             raise Unauthenticated("the link was used already")
@@ -386,7 +387,7 @@ class ConsoleSessions:
 
     async def open_by_token(self, token: str) -> str:
         """The cookie for a token of the person's own, which MCP and REST would take too."""
-        principal = await self._identity.person_with(token.strip())
+        principal = await self._identity.person_by_token(token.strip())
         if self._identity.auth.mode != "jwt":
             return self._cookie(principal)
         claims = jwt.decode(token.strip(), options={"verify_signature": False})
@@ -398,10 +399,10 @@ class ConsoleSessions:
 
     async def current(self, cookie: str | None) -> ConsoleSession:
         """The session of a cookie, if it still holds."""
-        id, expires, name, proof, claimed = self._opened(cookie or "", SESSION)
+        id, expires, name, proof, claimed = self._open_values(cookie or "", SESSION)
         principal = self._identity.person(name, claimed)
-        same = hmac.compare_digest(proof, self._identity.proof(name))
-        if principal is None or not same or await is_ended(self._db, id):
+        has_its_token = hmac.compare_digest(proof, self._identity.proof(name))
+        if principal is None or not has_its_token or await is_ended(self._db, id):
             raise Unauthenticated("the session is over")
         return ConsoleSession(id, principal, expires, claimed["by"], proof)
 
@@ -413,10 +414,10 @@ class ConsoleSessions:
         expires = min(time.time() + limits.SIGNED_IN_SECONDS, until)
         claimed = {name: getattr(principal, name) for name in ("role", "organization", "admin")}
         claimed["by"] = by
-        whose = (principal.name, self._identity.proof(principal.name), claimed)
-        return self._seal.seal_values(SESSION, secrets.token_hex(16), expires, *whose)
+        owner = (principal.name, self._identity.proof(principal.name), claimed)
+        return self._seal.seal_values(SESSION, secrets.token_hex(16), expires, *owner)
 
-    def _opened(self, text: str, purpose: str) -> list[Any]:
+    def _open_values(self, text: str, purpose: str) -> list[Any]:
         values = self._seal.open_values(purpose, text)
         if values is None or values[1] <= time.time():
             raise Unauthenticated(f"this is no {purpose}, or it is too old")
@@ -424,7 +425,7 @@ class ConsoleSessions:
 
 
 def first_admin(identity: Identity) -> Principal | None:
-    """Whom the printed link signs in: `local` without tokens, else the first configured admin."""
+    """The admin that the printed link signs in: `local` without tokens, else the first one."""
     if identity.auth.mode == "none":
         return identity.local
     return next((each for each in identity.principals.values() if each.admin), None)
@@ -433,8 +434,8 @@ def first_admin(identity: Identity) -> Principal | None:
 def set_session_cookie(response: Response, cookie: str, public_url: str) -> None:
     """Signs a browser in, for the console and for the front door.
 
-    Lax, since a client sends the browser to the front door from elsewhere; what changes anything is
-    a form, which proves its page by a token of the session.
+    Lax, since a client sends the browser to the front door from elsewhere; only forms change
+    anything, and each proves its page by a token of the session.
     """
     response.set_cookie(
         COOKIE,

@@ -1,4 +1,4 @@
-"""The gateway's own tools: names, words, schemas, who gets them, and what they do.
+"""The gateway's own tools: their names, texts and schemas, their audience, and their functions.
 
 A tool is a function of the inquiry and of its arguments by name; its docstring is what models read,
 an argument without a default is required. It answers with an object; errors are raised and become
@@ -39,6 +39,7 @@ from gateway.web.declared import (
     Cursor,
     Flag,
     Input,
+    Json,
     Kind,
     Known,
     Limit,
@@ -47,13 +48,12 @@ from gateway.web.declared import (
     Offset,
     Pointer,
     Server,
-    Shown,
     Text,
     ToolName,
     count_from,
-    declared,
+    declare_tool,
 )
-from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask, told_name
+from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
 
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -64,19 +64,19 @@ NOTHING: Mapping[str, Any] = {}
 
 
 def own_tool(
-    audience: Audience, title: str, *, gives_result: bool = False, **how: Any
+    audience: Audience, title: str, *, gives_result: bool = False, **options: Any
 ) -> Callable[[AnyRun], AnyRun]:
     """Lists a function among the gateway's own tools."""
 
-    def listed(run: AnyRun) -> AnyRun:
-        entry, schema = declared(run, title, **how)
+    def register(run: AnyRun) -> AnyRun:
+        entry, schema = declare_tool(run, title, **options)
         digest = blake2b(entry, digest_size=16).digest()
         OWN_TOOLS.append(
             ServedTool(run.__name__, entry, digest, audience, schema, run, gives_result)
         )
         return run
 
-    return listed
+    return register
 
 
 # --- tools and connections ------------------------------------------------------------------------
@@ -90,8 +90,8 @@ async def list_dynamic_tools(
     offset: Offset = 0,
     limit: Limit = PAGE_ENTRIES,
     cursor: Cursor = "",
-    client: str = "",  # over REST: what they cost a client of this name
-) -> Shown:
+    client: str = "",  # over REST: costs are those for a client of this name
+) -> Json:
     """The tools of all connections that you may call, with their access, risk and token cost. Give
     `search` to find one by words, `connection` to see one API's. What is not in your own list of
     tools can be called with call_dynamic_tool."""
@@ -111,8 +111,8 @@ async def list_dynamic_tools(
 
 
 def _page(names: list[str], offset: int, limit: int, cursor: str) -> tuple[list[str], str | None]:
-    """Some of these names, and the cursor for more: the last of them, which stays right while tools
-    come and go."""
+    """One page of these names, and the cursor for the next: its last name, which stays right while
+    tools come and go."""
     start = bisect_right(names, cursor) + offset
     page = names[start : start + limit]
     return page, page[-1] if start + limit < len(names) else None
@@ -128,39 +128,39 @@ async def call_dynamic_tool(
     if tool is None:
         inquiry.gateway.note_unknown(inquiry, name)
         near = await inquiry.nearest_tool("", name[:SUMMARY_CHARS])
-        meant = f" (did you mean {near.name!r}?)" if near else ""
+        guess = f" (did you mean {near.name!r}?)" if near else ""
         hint = "list_dynamic_tools names those you can call."
-        raise NotFound("invalid_arguments", f"Unknown tool: {name}{meant}", hint)
-    return told_name(await _call_reached(inquiry, tool, arguments), name, tool)
+        raise NotFound("invalid_arguments", f"Unknown tool: {name}{guess}", hint)
+    return mention_rename(await _call_indirectly(inquiry, tool, arguments), name, tool)
 
 
-async def _call_reached(
+async def _call_indirectly(
     inquiry: Inquiry, tool: Tool, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The result of a tool that is called through another one."""
     inquiry.gateway.check_scope(inquiry.principal, tool.name, tool)
-    let_ask(inquiry, tool)
+    allow_questions(inquiry, tool)
     return await inquiry.call(tool, arguments)
 
 
 @own_tool("all", "List connections")
-async def list_connections(inquiry: Inquiry) -> Shown:
+async def list_connections(inquiry: Inquiry) -> Json:
     """The APIs that are connected here, how they are, and what you may do with each."""
     problems = inquiry.snapshot.problems if inquiry.principal.admin else ()
-    told = [problem.shown() for problem in problems]
-    return {"connections": connection_rows(inquiry), "problems": told}
+    problem_rows = [problem.as_dict() for problem in problems]
+    return {"connections": connection_rows(inquiry), "problems": problem_rows}
 
 
-def connection_rows(inquiry: Inquiry) -> list[Shown]:
+def connection_rows(inquiry: Inquiry) -> list[Json]:
     """Every connection that exists for the caller."""
     return [_connection_row(inquiry, state) for state in inquiry.connections()]
 
 
-def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Shown:
-    """One connection in a list, with where to sign in as far as is known."""
+def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Json:
+    """One connection in a list, with its sign-in link where that is known."""
     snapshot, principal, gateway = inquiry.snapshot, inquiry.principal, inquiry.gateway
     tools = inquiry.view.connections.get(state.name, ())
-    id_ = shown.azure_resource(state) if state.status == "unauthenticated" else None
+    resource_id = shown.azure_resource(state) if state.status == "unauthenticated" else None
     return {
         "name": state.name,
         "display_name": state.display_name,
@@ -172,13 +172,13 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Shown:
         "tools": len(tools),
         "tokens": sum(tool.tokens for tool in tools),
         "last_refresh": gateway.catalog.refreshed_at.get(state.name),
-        "problems": [problem.shown() for problem in state.problems[:PAGE_ENTRIES]],
-        "consent_link": gateway.directory.known_consent_link(id_) if id_ else None,
+        "problems": [problem.as_dict() for problem in state.problems[:PAGE_ENTRIES]],
+        "consent_link": gateway.directory.known_consent_link(resource_id) if resource_id else None,
     }
 
 
-def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Shown:
-    """One connection with its settings; those of an admin's concern only for admins."""
+def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Json:
+    """One connection in detail; an admin also gets its settings."""
     row = _connection_row(inquiry, state) | {
         **shown.access_row(inquiry.snapshot, inquiry.principal, state),
         "base_url": shown.masked_url(state.build.base_url) if state.build else "",
@@ -192,7 +192,7 @@ def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Shown:
 
 
 @own_tool("all", "Get a connection")
-async def get_connection(inquiry: Inquiry, name: Name) -> Shown:
+async def get_connection(inquiry: Inquiry, name: Name) -> Json:
     """One connection: status, your access, number of tools, last refresh, problems, settings."""
     state = inquiry.connection(name)
     link = await _consent_link(inquiry, state)
@@ -200,34 +200,34 @@ async def get_connection(inquiry: Inquiry, name: Name) -> Shown:
 
 
 async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str | None:
-    """Where a person signs this connection in; None where there is nothing to sign, or no link."""
+    """The link by which a person signs a connection in; None where none is needed, or known."""
     if state is None or state.status != "unauthenticated":
         return None
     return await inquiry.gateway.directory.sign_in_link(state.name, state.settings)
 
 
 @own_tool("admin", "Refresh tools", reads=False)
-async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Shown:
+async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Json:
     """Reads the definition of one connection, or of all, again and reports what changed."""
     inquiry.require_admin()
     gateway, principal, since = inquiry.gateway, inquiry.principal, time.monotonic()
     if connection:
         names = [inquiry.connection(connection).name]
     else:
-        await gateway.catalog.list_group(asked=True)
+        await gateway.catalog.list_group(on_demand=True)
         states = gateway.snapshot.connections.values()
         names = [state.name for state in states if may_know(principal, state)]
-    reports = await gateway.catalog.refresh(names, by=principal.name, asked=True, since=since)
+    reports = await gateway.catalog.refresh(names, by=principal.name, on_demand=True, since=since)
     if not connection and (problem := gateway.catalog.group_problem):
         reports.append(Report(LISTING, "failing", error=problem.message))
-    listed = [report.as_dict() for report in reports]
-    return {"revision": gateway.snapshot.revision, "connections": listed}
+    rows = [report.as_dict() for report in reports]
+    return {"revision": gateway.snapshot.revision, "connections": rows}
 
 
-@own_tool("admin", "Connect an API", reads=False, more=CONNECTION)
+@own_tool("admin", "Connect an API", reads=False, extra_inputs=CONNECTION)
 async def put_connection(
     inquiry: Inquiry, name: Name, kind: Kind, dry_run: Flag = False, **settings: Any
-) -> Shown:
+) -> Json:
     """Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept and
     you see the tools it would give, what changes, what is skipped and why, and the token cost."""
     return await put(inquiry, name, {"kind": kind, "dry_run": dry_run, **settings})
@@ -235,13 +235,13 @@ async def put_connection(
 
 async def put(
     inquiry: Inquiry, name: str, settings: Mapping[str, Any], expected: int | None = None
-) -> Shown:
-    """What became of a put, or would; where someone has to sign in for it, that too."""
+) -> Json:
+    """The report of a put or of its dry run, with a link where a person has to sign in for it."""
     inquiry.require_admin()
     gateway, principal, values = inquiry.gateway, inquiry.principal, dict(settings)
     if values.pop("dry_run", False):
-        found, new = await gateway.catalog.preview(name, values, principal.organization)
-        return report_of(new, 0, {tool["name"] for tool in found["tools"]}).as_dict() | found
+        plan, state = await gateway.catalog.preview(name, values, principal.organization)
+        return report_of(state, 0, {tool["name"] for tool in plan["tools"]}).as_dict() | plan
     report = await gateway.catalog.put(
         name, values, by=principal.name, within=principal.organization, expected=expected
     )
@@ -251,7 +251,7 @@ async def put(
 
 
 @own_tool("admin", "Delete a connection", reads=False, destructive=True)
-async def delete_connection(inquiry: Inquiry, name: Name, *, expected: int | None = None) -> Shown:
+async def delete_connection(inquiry: Inquiry, name: Name, *, expected: int | None = None) -> Json:
     """Removes a connection that was added at run time, and its tools."""
     inquiry.require_admin()
     name, by = inquiry.connection(name).name, inquiry.principal.name
@@ -269,21 +269,21 @@ async def read_result(
     offset: Annotated[int, count_from(0)] = 0,
     limit: Annotated[int, count_from(1)] = 0,
     pointer: Pointer = "",
-) -> Shown:
+) -> Json:
     """The rest of an answer that was too large: a part of its text, or with a JSON pointer the
     value there; for an array `offset` and `limit` count items."""
     gateway, owner = inquiry.gateway, inquiry.principal.name
-    kept = await ledger.read_result(gateway.db, result_id, owner, time.time())
-    if kept is None:
+    result = await ledger.read_result(gateway.db, result_id, owner, time.time())
+    if result is None:
         raise NotFound(
             "invalid_arguments",
             "there is no such result, or it has expired",
             "Make the call again; results are kept for an hour.",
         )
-    wanted: Shown = {"pointer": pointer, "offset": offset, "limit": limit}
-    if (most := inquiry.serving().max_output_chars) is not None:  # half: quotes take room, too
-        wanted["most"] = max(1, min(STEP_BYTES, most // 2))
-    part = await read_part(gateway.work, kept.body, kept.media_type, **wanted)
+    selection: Json = {"pointer": pointer, "offset": offset, "limit": limit}
+    if (max_chars := inquiry.serving().max_output_chars) is not None:  # half: quotes take room, too
+        selection["most"] = max(1, min(STEP_BYTES, max_chars // 2))
+    part = await read_part(gateway.work, result.body, result.media_type, **selection)
     return {"result_id": result_id, **part}
 
 
@@ -300,41 +300,41 @@ async def list_executions(
     since: float = 0.0,
     id: str = "",
     until: float = 0.0,
-) -> Shown:
+) -> Json:
     """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
     if status and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
-    db, whose = inquiry.gateway.db, _whose(inquiry, principal)
+    db, owner = inquiry.gateway.db, _owner_of(inquiry, principal)
     times = (since, until or None)
-    wanted = Filter(status, tool, connection, whose, token, *times, inquiry.overseen(), id)
+    criteria = Filter(status, tool, connection, owner, token, *times, inquiry.overseen_names(), id)
     await db.settle()
-    page = await ledger.list_executions(db, wanted, limit=limit, cursor=cursor or None)
+    page = await ledger.list_executions(db, criteria, limit=limit, cursor=cursor or None)
     return {"executions": await inquiry.records(page.executions), "next": page.next}
 
 
 @own_tool("all", "Get an execution")
-async def get_execution(inquiry: Inquiry, id: Text) -> Shown:
+async def get_execution(inquiry: Inquiry, id: Text) -> Json:
     """One past or running call with its state and result."""
     [record] = await inquiry.records([await inquiry.execution(id)])
     return record
 
 
 @own_tool("all", "Find an execution")
-async def find_execution(inquiry: Inquiry, token: Text) -> Shown:
+async def find_execution(inquiry: Inquiry, token: Text) -> Json:
     """The call that used an idempotency token, with the values recorded from its answer."""
-    found = await ledger.find_by_token(inquiry.gateway.db, token, _whose(inquiry) or None)
-    kept_to = inquiry.overseen()
-    found = [each for each in found if kept_to is None or each.connection in kept_to]
+    found = await ledger.find_by_token(inquiry.gateway.db, token, _owner_of(inquiry) or None)
+    overseen = inquiry.overseen_names()
+    found = [each for each in found if overseen is None or each.connection in overseen]
     if not found:
         raise NotFound("invalid_arguments", "no call has used this token")
     records = await inquiry.records(found)
-    # What never left its token free for a later one, which then is the call that counts.
+    # The newest counts: a call that was never sent leaves its token to a later call.
     return records[0] | {"executions": records}
 
 
-def _whose(inquiry: Inquiry, wanted: str = "") -> str:
-    """Whose executions are read: anyone's for an admin, else the caller's own."""
-    return wanted if inquiry.principal.admin else inquiry.principal.name
+def _owner_of(inquiry: Inquiry, principal: str = "") -> str:
+    """The owner of the executions to read: any principal for an admin, else the caller."""
+    return principal if inquiry.principal.admin else inquiry.principal.name
 
 
 # --- what may go into a tool's inputs -------------------------------------------------------------
@@ -343,14 +343,14 @@ def _whose(inquiry: Inquiry, wanted: str = "") -> str:
 @own_tool("all", "Look up values")
 async def lookup_values(
     inquiry: Inquiry, tool: ToolName, parameter: Input, known: Known = NOTHING
-) -> Shown:
+) -> Json:
     """What may go into an input of a tool whose description says that it can be looked up. Give the
     inputs you have in `known`. To open a folder, give its `node` as the input's value."""
     return await _look_up(inquiry, tool, known).values(parameter)
 
 
 @own_tool("all", "Look up a schema")
-async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING) -> Shown:
+async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING) -> Json:
     """The input schema of a tool whose inputs depend on each other, for those you have."""
     schema = await _look_up(inquiry, tool, known).schema()
     return {"tool": tool, "input_schema": in_form(schema, inquiry.serving().form)}
@@ -358,7 +358,7 @@ async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING
 
 def _look_up(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> LookUp:
     tool, names = inquiry.tool(name), inquiry.view.tools.keys()
-    # What the caller wants of this call (a token, to be run later) is not about the calls it makes.
+    # The options of the caller's own call (a token, running later) are not for the calls made here.
     caller = replace(inquiry.caller, meta={}, input_responses=None, request_state=None)
     call = partial(inquiry.gateway.invoker.call, bundle_ids=inquiry.view.bundle_ids)
     return LookUp(call, inquiry.gateway.db, inquiry.snapshot, caller, tool, names, known)
@@ -370,7 +370,7 @@ def _look_up(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> LookUp:
 @own_tool("azure", "List Azure's connectors")
 async def list_managed_apis(
     inquiry: Inquiry, search: Text = "", offset: Offset = 0, limit: Limit = PAGE_ENTRIES
-) -> Shown:
+) -> Json:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
     rows = sorted(await inquiry.gateway.directory.managed_apis(), key=lambda row: row["name"])
     found = shown.matching_rows(rows, search)
@@ -380,14 +380,14 @@ async def list_managed_apis(
 @own_tool("azure", "Get one of Azure's connectors")
 async def get_managed_api(
     inquiry: Inquiry, name: Text, search: Text = "", offset: Offset = 0, limit: Limit = PAGE_ENTRIES
-) -> Shown:
+) -> Json:
     """What a connection to it needs, and what it can do. `search` finds an operation by words."""
     directory = inquiry.gateway.directory
-    one, listed = await asyncio.gather(directory.managed_api(name), directory.api_operations(name))
-    operations = shown.matching_rows(listed, search)
+    api, entries = await asyncio.gather(directory.managed_api(name), directory.api_operations(name))
+    operations = shown.matching_rows(entries, search)
     return {
-        **one,
-        "needs_consent": any(each["type"] == SIGN_IN for each in one["parameters"]),
+        **api,
+        "needs_consent": any(each["type"] == SIGN_IN for each in api["parameters"]),
         "operations": operations[offset : offset + limit],
         "total_operations": len(operations),
     }
@@ -403,25 +403,25 @@ async def mcp_list_tools(
     offset: Offset = 0,
     limit: Limit = PAGE_ENTRIES,
     cursor: Cursor = "",
-) -> Shown:
+) -> Json:
     """The tools of one connection by name and first words, and what holds for all of them. Call
     them with mcp_call_tool."""
-    seen = inquiry.view.tools
-    tools = sorted(name for name in seen if seen[name].connection == server_id)
-    if not tools:
+    tools = inquiry.view.tools
+    names = sorted(name for name in tools if tools[name].connection == server_id)
+    if not names:
         raise NotFound(
             "invalid_arguments",
             f"there is no server {server_id!r}",
             "mcp_search_tools gives the server_id of each tool.",
         )
-    page, following = _page(tools, offset, limit, cursor)
-    rows = [shown.tool_summary(seen[name], inquiry.serving().form) for name in page]
-    said = {"instructions": told} if (told := inquiry.instructions(server_id)) else {}
-    return {"tools": rows, "total": len(tools), "next": following, **said}
+    page, following = _page(names, offset, limit, cursor)
+    rows = [shown.tool_summary(tools[name], inquiry.serving().form) for name in page]
+    extras = {"instructions": text} if (text := inquiry.instructions(server_id)) else {}
+    return {"tools": rows, "total": len(names), "next": following, **extras}
 
 
 @own_tool("meta", "Search tools")
-async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_ENTRIES) -> Shown:
+async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_ENTRIES) -> Json:
     """Finds the tools for a task by words, best first, and says what their servers are for; all
     servers where no tool is found. Then read the schema and call."""
     tools = inquiry.view.tools
@@ -436,27 +436,27 @@ async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_
 @own_tool("meta", "Get a tool's schema")
 async def mcp_get_tool_schema(
     inquiry: Inquiry, server_id: Server, tool_name: LocalName, output: Flag = False
-) -> Shown:
+) -> Json:
     """What a tool takes: read this before mcp_call_tool. With `output` also what it gives."""
-    tool = await _reached_tool(inquiry, server_id, tool_name)
-    bound = inquiry.snapshot.settings.limits.max_schema_bytes
-    whole = without_constants(whole_schema(tool))
-    schema = whole if len(whole) <= bound else tool.input_schema
-    if len(schema) > bound:
+    tool = await _find_named_tool(inquiry, server_id, tool_name)
+    max_bytes = inquiry.snapshot.settings.limits.max_schema_bytes
+    full = without_constants(whole_schema(tool))
+    schema = full if len(full) <= max_bytes else tool.input_schema
+    if len(schema) > max_bytes:
         raise Fixable(
             "invalid_arguments",
-            f"the schema of {tool.name} has {len(schema)} bytes, more than {bound}",
+            f"the schema of {tool.name} has {len(schema)} bytes, more than {max_bytes}",
             "Raise limits.max_schema_bytes to read it.",
         )
-    given = tool.output_schema if len(tool.output_schema or b"") <= bound else None
-    form, answer = inquiry.serving().form, orjson.loads(given) if given and output else None
+    raw = tool.output_schema if len(tool.output_schema or b"") <= max_bytes else None
+    form, answer = inquiry.serving().form, orjson.loads(raw) if raw and output else None
     return {
         **shown.tool_summary(tool, form),
         "description": tool.description,
         "risk": tool.risk,
         "input_schema": plain_input(tool) if form == "plain" else orjson.loads(schema),
         **({"output_schema": in_form(answer, form)} if output else {}),
-        **({"cut": f"all of it takes {len(whole)} bytes"} if len(whole) > bound else {}),
+        **({"cut": f"all of it takes {len(full)} bytes"} if len(full) > max_bytes else {}),
     }
 
 
@@ -469,29 +469,29 @@ async def mcp_call_tool(
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:
-        tool = await _reached_tool(inquiry, server_id, tool_name)
+        tool = await _find_named_tool(inquiry, server_id, tool_name)
     except NotFound:
         inquiry.gateway.note_unknown(inquiry, f"{server_id} {tool_name}")
         raise
-    result = await _call_reached(inquiry, tool, args)
-    return result if tool_name == tool.local_name else told_name(result, tool_name, tool)
+    result = await _call_indirectly(inquiry, tool, args)
+    return result if tool_name == tool.local_name else mention_rename(result, tool_name, tool)
 
 
-async def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
+async def _find_named_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
     """The tool a meta call names, by its full or its local name, within the caller's view.
 
-    Either may be one that the tool had lately.
+    Either may be a name that the tool had lately.
     """
     tools = inquiry.view.tools
     tool = tools.get(name)
     if tool is None or tool.connection != server_id:
-        here = {each.local_name: each for each in tools.values() if each.connection == server_id}
-        state = inquiry.snapshot.connections.get(server_id) if here else None
+        by_name = {each.local_name: each for each in tools.values() if each.connection == server_id}
+        state = inquiry.snapshot.connections.get(server_id) if by_name else None
         full = f"{state.prefix}{name}" if state else name
-        tool = here.get(name) or inquiry.find_tool(name) or inquiry.find_tool(full)
+        tool = by_name.get(name) or inquiry.find_tool(name) or inquiry.find_tool(full)
     if tool is None or tool.connection != server_id:
         near = await inquiry.nearest_tool(server_id, name[:SUMMARY_CHARS])
-        meant = f" (did you mean {near.local_name!r} on {near.connection!r}?)" if near else ""
-        what = f"there is no tool {name!r} on {server_id!r}{meant}"
-        raise NotFound("invalid_arguments", what, "mcp_list_tools names those you can call.")
+        guess = f" (did you mean {near.local_name!r} on {near.connection!r}?)" if near else ""
+        words = f"there is no tool {name!r} on {server_id!r}{guess}"
+        raise NotFound("invalid_arguments", words, "mcp_list_tools names those you can call.")
     return tool

@@ -2,9 +2,9 @@
 
 The request goes to the connection's own base URL and nowhere else. Its path is made plain first:
 dot segments are resolved, and a path that leaves the base path in any spelling is refused. Where it
-is the path of an operation, what is said of that operation holds here too, whether or not it is a
-tool; what a manifest or the operator calls dangerous can't be reached; and a caller whose role
-narrows what it sees reaches only that.
+is the path of an operation, the rules for that operation hold here too, whether or not it is a
+tool; an operation that a manifest or the operator calls dangerous can't be reached; and a caller
+whose role narrows its view reaches only the tools in that view.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\#]")
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """What a caller wants to be sent."""
+    """The raw request that a caller wants to be sent."""
 
     connection: str
     method: str
@@ -64,22 +64,22 @@ class ProxyRequest:
     @property
     def arguments(self) -> dict[str, Any]:
         """The same as a tool's arguments, for the ledger and for people."""
-        given = {"method": self.method, "path": self.path}
-        more = {"query": dict(self.query), "body": self.body}
-        return given | {name: value for name, value in more.items() if value not in (None, {})}
+        target = {"method": self.method, "path": self.path}
+        content = {"query": dict(self.query), "body": self.body}
+        return target | {name: value for name, value in content.items() if value not in (None, {})}
 
 
-def proxy_request(connection: object, method: object, path: object, **more: Any) -> ProxyRequest:
+def proxy_request(connection: object, method: object, path: object, **parts: Any) -> ProxyRequest:
     """The request in a body, with its path made plain; raises where it can't be sent."""
     if not isinstance(connection, str) or not isinstance(path, str) or not isinstance(method, str):
         raise Fixable("invalid_arguments", "connection, method and path must be strings")
     if method.upper() not in ACCESS_OF_METHOD:
         raise Fixable("invalid_arguments", f"method must be one of {', '.join(ACCESS_OF_METHOD)}")
-    query = more.get("query") or {}
+    query = parts.get("query") or {}
     if not isinstance(query, Mapping):
         raise Fixable("invalid_arguments", "query must be an object")
     plain, inline = plain_path(path)
-    return ProxyRequest(connection, method.upper(), plain, {**inline, **query}, more.get("body"))
+    return ProxyRequest(connection, method.upper(), plain, {**inline, **query}, parts.get("body"))
 
 
 def plain_path(path: str) -> tuple[str, dict[str, Any]]:
@@ -108,56 +108,56 @@ def plain_path(path: str) -> tuple[str, dict[str, Any]]:
     return plain.replace("{", "%7B").replace("}", "%7D"), inline
 
 
-def proxied(
-    snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest
+def resolve_request(
+    snapshot: Snapshot, principal: Principal, view: View, request: ProxyRequest
 ) -> tuple[Tool, Tool]:
     """The request as a tool, and the tool whose permissions it falls under.
 
-    Raises what the caller is told where the request may not be made.
+    Raises the error that the caller is told where the request may not be made.
     """
     state = _connection(snapshot, principal, request.connection)
     _check_names(request)
     assert state.build is not None  # `_connection` refuses what is not connected
-    means = partial(_means, request, _base_url(state))
-    skipped = [e for e in state.build.skipped if means(e.method, e.path, e.base_url)]
-    known = [t for t in state.tools if t.http and means(t.method, t.http.path, t.http.base_url)]
-    known.sort(key=lambda tool: -STRICTNESS[tool.access])
+    fits = partial(_may_mean, request, _base_url(state))
+    skipped = [e for e in state.build.skipped if fits(e.method, e.path, e.base_url)]
+    tools = [t for t in state.tools if t.http and fits(t.method, t.http.path, t.http.base_url)]
+    tools.sort(key=lambda tool: -STRICTNESS[tool.access])
     if any(each.access == "dangerous" for each in skipped):
         raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
-    if bundles_of(snapshot, principal, seen.scope) is not None:
-        known = [tool for tool in known if tool.name in seen.tools]
-        if not known:
+    if bundles_of(snapshot, principal, view.scope) is not None:
+        tools = [tool for tool in tools if tool.name in view.tools]
+        if not tools:
             raise Refused(
                 "access_denied", "your role has no tool for this request", "Use a tool you see."
             )
-    filled_in = _filled_in(state, request, known)
-    tool = _tool(state, request, known, filled_in, [e.access for e in skipped if e.access])
+    injections = _injected_parameters(state, request, tools)
+    tool = _tool(state, request, tools, injections, [e.access for e in skipped if e.access])
     if level(snapshot, principal, state) == "read-only" and tool.access != "read":
         raise Refused("read_only", f"You have read-only access to {state.display_name}")
-    return tool, _judged(snapshot, tool, [t.name for t in known], skipped)
+    return tool, _strictest_tool(snapshot, tool, [t.name for t in tools], skipped)
 
 
 def _check_names(request: ProxyRequest) -> None:
-    """Refuses a second word on the method, which some servers take before the first one."""
+    """Refuses parameters that override the method: some servers take them before the method."""
     body = request.body if isinstance(request.body, Mapping) else {}
     for place, names in (("query", request.query), ("body", body)):
         if name := next((name for name in names if may_reroute(name, place)), None):
             raise _not_allowed(f"{name[:64]!r} in the {place} could make it another request.")
 
 
-def _filled_in(
-    state: ConnectionState, request: ProxyRequest, known: Sequence[Tool]
+def _injected_parameters(
+    state: ConnectionState, request: ProxyRequest, tools: Sequence[Tool]
 ) -> list[Parameter]:
-    """The parameters that the connection fills in, where the request is one that has them.
+    """The parameters that the connection fills in, as far as the requested operation has them.
 
-    A caller can't say them. Where one belongs into the path or the body, only the tool can.
+    A caller can't give them. A parameter in the path or the body can be filled in by the tool only.
     """
     inject, body = state.settings.inject, request.body
-    said = [*request.query, *(body if isinstance(body, Mapping) else ())]
-    operations = [tool.http for tool in known if tool.http]
+    sent_names = [*request.query, *(body if isinstance(body, Mapping) else ())]
+    operations = [tool.http for tool in tools if tool.http]
     parameters = [p for each in operations for p in each.parameters if p.argument in inject]
     names = {name.casefold() for name in (*inject, *(each.name for each in parameters))}
-    if any(re.split(r"[.\[]", name)[0].strip().casefold() in names for name in said):
+    if any(re.split(r"[.\[]", name)[0].strip().casefold() in names for name in sent_names):
         raise _not_allowed("The connection fills in a parameter that the request names.")
     bodies = [each.body for each in operations if each.body]
     places = {
@@ -168,13 +168,13 @@ def _filled_in(
     return list({(each.place, each.name): each for each in parameters}.values())
 
 
-def _judged(
-    snapshot: Snapshot, tool: Tool, known: Sequence[str], skipped: Sequence[Skipped]
+def _strictest_tool(
+    snapshot: Snapshot, tool: Tool, tool_names: Sequence[str], skipped: Sequence[Skipped]
 ) -> Tool:
-    """The request under the name that permissions are strictest with, of those it goes by."""
-    names = [*known, *(each.tool for each in skipped)] or [NAME]
-    named = [replace(tool, name=name) for name in names]
-    return max(named, key=lambda each: caution(decide(each, snapshot.permissions)))
+    """The request's tool, under that of its possible names with the strictest permission."""
+    names = [*tool_names, *(each.tool for each in skipped)] or [NAME]
+    candidates = [replace(tool, name=name) for name in names]
+    return max(candidates, key=lambda each: caution(decide(each, snapshot.permissions)))
 
 
 def _connection(snapshot: Snapshot, principal: Principal, name: str) -> ConnectionState:
@@ -193,7 +193,7 @@ def _connection(snapshot: Snapshot, principal: Principal, name: str) -> Connecti
 
 
 def _base_url(state: ConnectionState) -> str:
-    """Where the served tools go: a definition that points elsewhere may be held back."""
+    """The base URL of the served tools: a definition that points elsewhere may be held back."""
     assert state.build is not None
     served = Counter(tool.http.base_url for tool in state.tools if tool.http is not None)
     if not served or state.build.base_url in served:
@@ -201,11 +201,11 @@ def _base_url(state: ConnectionState) -> str:
     return served.most_common(1)[0][0]
 
 
-def _means(request: ProxyRequest, base_url: str, method: str, path: str, home: str) -> bool:
-    """Whether the request may mean the operation at this path of `home`.
+def _may_mean(request: ProxyRequest, base_url: str, method: str, path: str, home: str) -> bool:
+    """Whether the request may mean the operation at this path of the URL `home`.
 
     The operation may have a server of its own, whose path can be reached from the connection's. A
-    query in its path is not looked at: some servers would find it elsewhere in the request.
+    query in its path is ignored: some servers would find it elsewhere in the request.
     """
     reads = ("GET", "HEAD")
     if method.upper() != request.method and not {method.upper(), request.method} <= {*reads}:
@@ -219,18 +219,18 @@ def _means(request: ProxyRequest, base_url: str, method: str, path: str, home: s
 def _tool(
     state: ConnectionState,
     request: ProxyRequest,
-    known: list[Tool],
-    filled_in: Sequence[Parameter],
-    more: list[Access],
+    tools: list[Tool],
+    injections: Sequence[Parameter],
+    skipped: list[Access],
 ) -> Tool:
-    said = [ACCESS_OF_METHOD[request.method], *more, *(tool.access for tool in known)]
-    access = max(said, key=lambda one: STRICTNESS[one])
+    accesses = [ACCESS_OF_METHOD[request.method], *skipped, *(tool.access for tool in tools)]
+    access = max(accesses, key=lambda kind: STRICTNESS[kind])
     operation = HttpOperation(
         method=request.method,
         base_url=_base_url(state),
         path=request.path,
         parameters=(
-            *filled_in,
+            *injections,
             *(
                 Parameter(name, "query", None, style="form", explode=True, constant=value)
                 for name, value in request.query.items()
@@ -238,11 +238,11 @@ def _tool(
         ),
         body=Body("application/json", whole="body") if request.body is not None else None,
         accept="*/*",
-        headers_out=tuple(name for tool in known if tool.http for name in tool.http.headers_out),
+        headers_out=tuple(name for tool in tools if tool.http for name in tool.http.headers_out),
     )
-    # With its path: who always allows one raw request has not allowed another.
-    bound = [request.method, operation.base_url, request.path, state.settings.auth.type, access]
-    bound += [tool.fingerprint for tool in known]
+    # With its path: a standing grant for one raw request does not cover another.
+    identity = [request.method, operation.base_url, request.path, state.settings.auth.type, access]
+    identity += [tool.fingerprint for tool in tools]
     return Tool(
         name=NAME,
         local_name=NAME,
@@ -251,14 +251,14 @@ def _tool(
         method=request.method,
         path=request.path,
         access=access,
-        risk=known[0].risk if known else RISK_OF_ACCESS[access],
+        risk=tools[0].risk if tools else RISK_OF_ACCESS[access],
         trust=state.settings.trust,
         title="Raw request",
         description="",
         input_schema=_SCHEMA,
         entry=b"",
         tokens=0,
-        fingerprint=sha256(orjson.dumps([NAME, *bound])),
+        fingerprint=sha256(orjson.dumps([NAME, *identity])),
         http=operation,
     )
 

@@ -1,10 +1,10 @@
 """The HTTP API: the same functions as the tools, with paths and status codes.
 
 Each address is answered by a function of the inquiry and of its arguments by name, which are in the
-address, in its query or in the body; what it returns is the JSON body. Routes are Starlette's; one
-table turns our errors into statuses, and one shape carries them all, 404 and 405 included. Nobody
-is kept waiting for a decision here: a call that needs one answers 202 with its execution's id and
-runs by itself once it is approved.
+address, in its query or in the body; it returns the JSON body. Routes are Starlette's; one
+table turns our errors into statuses, and one shape carries them all, 404 and 405 included. No
+client waits for a decision here: a call that needs one answers 202 with its execution's id and runs
+by itself once it is approved.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from gateway.model import Level, Scope, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
-from gateway.store.tables import ChangeStatus, Decided
+from gateway.store.tables import ChangeDecision, ChangeStatus
 from gateway.web import access, credentials, own_tools, rights, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
 from gateway.web.identity import Identity
 from gateway.web.proxy import NAME as PROXY
-from gateway.web.proxy import proxied, proxy_request
+from gateway.web.proxy import proxy_request, resolve_request
 from gateway.web.watch import event_stream
 
 log = structlog.get_logger("gateway.edge")
@@ -57,26 +57,26 @@ log = structlog.get_logger("gateway.edge")
 PREFIX = "/api/v1"
 POSTING = ("POST", "PUT", "PATCH")
 
-# Failures of the other side are outcomes of a call that was made: the body tells of them.
+# Failures of the upstream are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
-CHANGE_DECISIONS: Mapping[str, Decided] = {"accept": "accepted", "reject": "rejected"}
+CHANGE_DECISIONS: Mapping[str, ChangeDecision] = {"accept": "accepted", "reject": "rejected"}
 CHANGE_STATUSES: tuple[ChangeStatus, ...] = get_args(ChangeStatus)
 
 
-Shown = dict[str, Any]
+Json = dict[str, Any]
 Headers = Mapping[str, str] | None
 
 
-def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> Starlette:
+def http_app(gateway: Gateway, identity: Identity, other_routes: Sequence[Route]) -> Starlette:
     """The API as an ASGI application, with other routes whose errors have the same shape."""
 
     def endpoint(runs: Mapping[str, Run]) -> Callable[[Request], Awaitable[Response]]:
-        wanted = {m: [*inspect.signature(runs[m]).parameters.values()][1:] for m in runs}
+        inputs = {m: [*inspect.signature(runs[m]).parameters.values()][1:] for m in runs}
 
         async def answer(request: Request) -> Response:
             inquiry, posted = await _read_request(gateway, identity, request)
             method = "GET" if request.method == "HEAD" else request.method
-            arguments = _arguments(wanted[method], request, posted)
+            arguments = _arguments(inputs[method], request, posted)
             value = await runs[method](inquiry, **arguments)
             return value if isinstance(value, Response) else json_response(value)
 
@@ -97,13 +97,13 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
         routes[PREFIX + path][method] = run
     api = [Route(path, endpoint(each), methods=list(each)) for path, each in routes.items()]
     handlers = {**dict.fromkeys(_ERRORS, _answer_error), Unauthenticated: challenge}
-    return Starlette(routes=[*api, *others], exception_handlers=handlers)
+    return Starlette(routes=[*api, *other_routes], exception_handlers=handlers)
 
 
 async def _read_request(
     gateway: Gateway, identity: Identity, request: Request
 ) -> tuple[Inquiry, Any]:
-    """Who asks, and what was posted."""
+    """The inquiry of the request's caller, and the posted value."""
     fields = fold(request.scope["headers"])
     principal = await identity.identify(fields)
     posted: Any = None
@@ -117,18 +117,18 @@ async def _read_request(
     return gateway.inquiry(caller), posted
 
 
-def _arguments(wanted: list[inspect.Parameter], request: Request, posted: Any) -> Shown:
-    """The arguments of a function: the request and what was posted, if it wants these whole; what
-    the address names; the rest from the body of a post, else from the query."""
-    given: Shown = {p.name: _number(p, request.query_params.get(p.name)) for p in wanted}
+def _arguments(inputs: list[inspect.Parameter], request: Request, posted: Any) -> Json:
+    """The arguments of a function: the whole request and posted value, if it takes these; the parts
+    of the address; the rest from the body of a post, else from the query."""
+    values: Json = {p.name: _number(p, request.query_params.get(p.name)) for p in inputs}
     if request.method in POSTING:
-        given = posted if isinstance(posted, dict) else {}
-    given = {**given, **request.path_params, "request": request, "posted": posted}
-    return {p.name: given[p.name] for p in wanted if given.get(p.name) is not None}
+        values = posted if isinstance(posted, dict) else {}
+    values = {**values, **request.path_params, "request": request, "posted": posted}
+    return {p.name: values[p.name] for p in inputs if values.get(p.name) is not None}
 
 
 def _number(parameter: inspect.Parameter, text: str | None) -> Any:
-    """What a text in an address stands for, where a function wants a number."""
+    """The value of a text in a query: a number where the function takes a number."""
     kind = type(parameter.default)
     if text is None or kind not in (int, float):
         return text
@@ -149,26 +149,26 @@ def json_response(value: Any, status: int = 200, headers: Headers = None) -> Res
 
 
 def error_response(error: GatewayError, status: int | None = None) -> Response:
-    """Any of our errors, in the one shape of this API."""
-    shown, headers = {"error": error.as_dict()}, retry_header(error.details)
-    return json_response(shown, status or error_status(error), headers)
+    """The response for one of our errors, in the one shape of this API."""
+    body, headers = {"error": error.as_dict()}, retry_header(error.details)
+    return json_response(body, status or error_status(error), headers)
 
 
 def error_status(error: GatewayError) -> int:
     """The status that HTTP has for one of our errors."""
-    if isinstance(error, NotFound | NotApproved):  # or a decision for which someone was faster
+    if isinstance(error, NotFound | NotApproved):  # NotApproved: another person decided first
         return 404 if isinstance(error, NotFound) else 409
     return STATUS_OF_CODE.get(error.code, 500)
 
 
 def refusal_response(refusal: HTTPException) -> Response:
-    """A request that is not even understood, in the one shape of this API."""
-    shown = {"error": Fixable("invalid_arguments", refusal.detail).as_dict()}
-    return json_response(shown, refusal.status_code, refusal.headers)
+    """The response to a request that can't be understood, in the one shape of this API."""
+    body = {"error": Fixable("invalid_arguments", refusal.detail).as_dict()}
+    return json_response(body, refusal.status_code, refusal.headers)
 
 
 def retry_header(error: Mapping[str, Any]) -> Mapping[str, str]:
-    """What tells a client when to come again, where the error knows it."""
+    """The header that tells a client when to come again, where the error has a time for that."""
     seconds = error.get("retry_after")
     return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
@@ -180,7 +180,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case HTTPException():
             return refusal_response(error)
         case ConnectionError():
-            return Response(status_code=400)  # the client has gone: nobody reads it
+            return Response(status_code=400)  # the client has left: nobody reads the answer
     # A stack must never reach a client; Starlette passes the error on to the server's log.
     return error_response(Broken("internal", "the gateway failed on this request"))
 
@@ -191,7 +191,7 @@ _ERRORS = (GatewayError, HTTPException, ConnectionError, Exception)
 # --- tools and connections ------------------------------------------------------------------------
 
 
-async def capabilities(inquiry: Inquiry) -> Shown:
+async def capabilities(inquiry: Inquiry) -> Json:
     """Who the caller is, and what it may do with each connection that exists for it."""
     snapshot, principal = inquiry.snapshot, inquiry.principal
     connections = {
@@ -204,20 +204,20 @@ async def capabilities(inquiry: Inquiry) -> Shown:
     return {"principal": principal.name, **about, "connections": connections}
 
 
-async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -> Shown:
+async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -> Json:
     """The caller's own choice for one connection."""
     catalog, principal, name = inquiry.gateway.catalog, inquiry.principal, connection
     inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
     await catalog.rights.choose(principal.name, name, access)
-    now = catalog.current
-    return {"connection": name, **shown.access_row(now, principal, now.connections[name])}
+    snapshot = catalog.current
+    return {"connection": name, **shown.access_row(snapshot, principal, snapshot.connections[name])}
 
 
 async def get_connection(inquiry: Inquiry, name: str) -> Response:
-    shown = await own_tools.get_connection(inquiry, name)
-    return json_response(shown, headers={"etag": f'"{shown["revision"]}"'})
+    detail = await own_tools.get_connection(inquiry, name)
+    return json_response(detail, headers={"etag": f'"{detail["revision"]}"'})
 
 
 async def put_connection(
@@ -228,38 +228,38 @@ async def put_connection(
     if values.pop("name", name) != name:
         raise Fixable("invalid_arguments", "the body names another connection than the address")
     expected = rights.expected_revision(request, name in gateway.snapshot.connections)
-    shown = await own_tools.put(inquiry, name, values, expected)
+    report = await own_tools.put(inquiry, name, values, expected)
     state = gateway.snapshot.connections.get(name)
-    return json_response(shown, headers={"etag": f'"{state.revision}"'} if state else None)
+    return json_response(report, headers={"etag": f'"{state.revision}"'} if state else None)
 
 
-async def delete_connection(inquiry: Inquiry, name: str, request: Request) -> Shown:
+async def delete_connection(inquiry: Inquiry, name: str, request: Request) -> Json:
     expected = rights.expected_revision(request, True)
     return await own_tools.delete_connection(inquiry, name, expected=expected)
 
 
-async def refresh_connection(inquiry: Inquiry, name: str) -> Shown:
+async def refresh_connection(inquiry: Inquiry, name: str) -> Json:
     refreshed = await own_tools.refresh_tools(inquiry, name)
-    report: Shown = refreshed["connections"][0]
+    report: Json = refreshed["connections"][0]
     return report | {"revision": refreshed["revision"]}
 
 
-async def preview_connection(inquiry: Inquiry, posted: Any = None) -> Shown:
+async def preview_connection(inquiry: Inquiry, posted: Any = None) -> Json:
     values = {**_object(posted), "dry_run": True}
     return await own_tools.put(inquiry, values.pop("name", "preview"), values)
 
 
-def _object(posted: Any) -> Shown:
+def _object(posted: Any) -> Json:
     if not isinstance(posted, dict):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     return posted
 
 
-async def get_tool(inquiry: Inquiry, name: str) -> Shown:
+async def get_tool(inquiry: Inquiry, name: str) -> Json:
     return shown.tool_detail(inquiry.tool(name), inquiry.snapshot.permissions)
 
 
-async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Shown:
+async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Json:
     if not isinstance(workflow, str) or not isinstance(step, str):
         raise Fixable("invalid_arguments", "workflow and step must be strings")
     scope = Scope("step", (workflow, step))
@@ -273,39 +273,39 @@ async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any =
     if inquiry.find_tool(name) is None:
         inquiry.gateway.note_unknown(inquiry, name)
     tool = inquiry.tool(name)
-    wanted = {} if posted is None else _object(posted)
-    arguments = wanted.get("arguments", {})
+    body = {} if posted is None else _object(posted)
+    arguments = body.get("arguments", {})
     if not isinstance(arguments, dict):
         raise Fixable("invalid_arguments", "arguments must be an object")
-    if "arguments" not in wanted and wanted.keys() - {"idempotency_token"}:  # nothing is dropped
+    if "arguments" not in body and body.keys() - {"idempotency_token"}:  # no field is lost
         words, hint = "there are no `arguments`", 'Send {"arguments": {…}}.'
         raise Fixable("invalid_arguments", words, hint)
-    caller = _caller(inquiry, request, wanted)
+    caller = _caller(inquiry, request, body)
     return _result_response(await inquiry.call(tool, arguments, caller, unattended=True))
 
 
 async def proxy(inquiry: Inquiry, request: Request, posted: Any = None) -> Response:
-    said = ("connection", "method", "path", "query", "body")
-    raw = proxy_request(**{name: _object(posted).get(name) for name in said})
+    names = ("connection", "method", "path", "query", "body")
+    raw = proxy_request(**{name: _object(posted).get(name) for name in names})
     try:
-        tool, judged = proxied(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
+        tool, judged = resolve_request(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
     except NotFound:
         inquiry.gateway.note_unknown(inquiry, f"{PROXY} {raw.connection}")
         raise
     except Refused as error:
         about = {"method": raw.method, "path": raw.path}
-        on, by, at = inquiry.snapshot, inquiry.caller, raw.connection
-        refused = refusal_of(on, by, PROXY, error, connection=at, arguments=about)
-        inquiry.gateway.invoker.record(refused)
+        snapshot, source, connection = inquiry.snapshot, inquiry.caller, raw.connection
+        refusal = refusal_of(snapshot, source, PROXY, error, connection=connection, arguments=about)
+        inquiry.gateway.invoker.record(refusal)
         raise
     caller = _caller(inquiry, request, posted)
-    called = inquiry.call(tool, raw.arguments, caller, unattended=True, raw=raw, judged=judged)
-    return _result_response(await called)
+    call = inquiry.call(tool, raw.arguments, caller, unattended=True, raw=raw, judged_tool=judged)
+    return _result_response(await call)
 
 
-def _caller(inquiry: Inquiry, request: Request, wanted: Mapping[str, Any]) -> Caller:
-    meta: Shown = {}
-    token = wanted.get("idempotency_token", request.headers.get("idempotency-key"))
+def _caller(inquiry: Inquiry, request: Request, body: Mapping[str, Any]) -> Caller:
+    meta: Json = {}
+    token = body.get("idempotency_token", request.headers.get("idempotency-key"))
     if token is not None:
         meta[TOKEN_META] = token
     if request.query_params.get("background", "").lower() in ("true", "1"):
@@ -317,8 +317,8 @@ def _result_response(result: Mapping[str, Any]) -> Response:
     """A tool's result in the shape of this API."""
     body = shown.outcome(result)
     if "status" in body:
-        place = {"location": f"{PREFIX}/executions/{body['execution_id']}"}
-        return json_response(body, 202, place)
+        headers = {"location": f"{PREFIX}/executions/{body['execution_id']}"}
+        return json_response(body, 202, headers)
     error = body["error"] or {}
     code = error.get("code")
     status = 200 if code is None or code in OUTCOMES else STATUS_OF_CODE.get(code, 500)
@@ -333,18 +333,18 @@ async def delete_execution(inquiry: Inquiry, id: str) -> Response:
     return json_response(record, 202 if record["status"] in shown.GOING_ON else 200)
 
 
-async def list_approvals(inquiry: Inquiry) -> Shown:
+async def list_approvals(inquiry: Inquiry) -> Json:
     inquiry.require_admin()
     waiting = await approvals.list_open(inquiry.gateway.db, time.time())
-    mine = [each for each in waiting if inquiry.oversees(each.connection)]
-    return {"approvals": [shown.approval_row(inquiry.snapshot, each) for each in mine]}
+    visible = [each for each in waiting if inquiry.oversees(each.connection)]
+    return {"approvals": [shown.approval_row(inquiry.snapshot, each) for each in visible]}
 
 
-async def get_approval(inquiry: Inquiry, id: str) -> Shown:
+async def get_approval(inquiry: Inquiry, id: str) -> Json:
     return shown.decided_row(inquiry.snapshot, await inquiry.approval(id))
 
 
-async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Shown:
+async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Json:
     approval = await inquiry.approval(id)
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
@@ -353,14 +353,14 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Sh
     return shown.decided_row(inquiry.snapshot, decided)
 
 
-async def list_grants(inquiry: Inquiry) -> Shown:
+async def list_grants(inquiry: Inquiry) -> Json:
     """The standing grants that hold and are the caller's business."""
-    found = await approvals.list_grants(inquiry.gateway.db, time.time())
-    mine = [each for each in found if inquiry.concerns(each.principal, each.connection)]
-    return {"standing_grants": [shown.grant_row(each) for each in mine]}
+    grants = await approvals.list_grants(inquiry.gateway.db, time.time())
+    visible = [each for each in grants if inquiry.concerns(each.principal, each.connection)]
+    return {"standing_grants": [shown.grant_row(each) for each in visible]}
 
 
-async def delete_grant(inquiry: Inquiry, id: str) -> Shown:
+async def delete_grant(inquiry: Inquiry, id: str) -> Json:
     """Ends a standing grant: the next call is asked about again."""
     db, by = inquiry.gateway.db, inquiry.principal.name
     grant = await approvals.get_grant(db, id)
@@ -371,66 +371,66 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Shown:
     return shown.grant_row(grant) | {"revoked": True}
 
 
-async def list_client_grants(inquiry: Inquiry) -> Shown:
-    """What people gave their clients: to an admin all of it, to others their own."""
-    me, found = inquiry.principal, await list_grants_that_hold(inquiry.gateway.db, time.time())
-    mine = [each for each in found if me.admin or each.principal == me.name]
-    return {"grants": [shown.client_grant_row(each) for each in mine]}
+async def list_client_grants(inquiry: Inquiry) -> Json:
+    """What people gave their clients: all of it for an admin, else the caller's own."""
+    person, grants = inquiry.principal, await list_grants_that_hold(inquiry.gateway.db, time.time())
+    visible = [each for each in grants if person.admin or each.principal == person.name]
+    return {"grants": [shown.client_grant_row(each) for each in visible]}
 
 
-async def delete_client_grant(inquiry: Inquiry, id: str) -> Shown:
+async def delete_client_grant(inquiry: Inquiry, id: str) -> Json:
     """Ends what a client was given, in every process."""
-    me, db = inquiry.principal, inquiry.gateway.db
+    person, db = inquiry.principal, inquiry.gateway.db
     grant = await get_client_grant(db, id)
-    if grant is None or not (me.admin or grant.principal == me.name):
+    if grant is None or not (person.admin or grant.principal == person.name):
         raise NotFound("invalid_arguments", "there is no such grant", "GET /grants names yours.")
     await revoke_client_grants(db, time.time(), id=id)
-    log.info("grant revoked", grant=id, of=grant.principal, by=me.name)
+    log.info("grant revoked", grant=id, of=grant.principal, by=person.name)
     return shown.client_grant_row(grant) | {"revoked": True}
 
 
 async def list_changes(
     inquiry: Inquiry, status: str = "", connection: str = "", limit: int = PAGE_ENTRIES
-) -> Shown:
+) -> Json:
     inquiry.require_admin()
-    known = next((each for each in CHANGE_STATUSES if each == status), None)
-    if status and known is None:
+    chosen = next((each for each in CHANGE_STATUSES if each == status), None)
+    if status and chosen is None:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    db, of = inquiry.gateway.db, connection or None
-    found = await changes.list_changes(db, connection=of, status=known, limit=limit)
+    db, name = inquiry.gateway.db, connection or None
+    found = await changes.list_changes(db, connection=name, status=chosen, limit=limit)
     return {"changes": [shown.change_row(c) for c in found if inquiry.oversees(c.connection)]}
 
 
-async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Shown:
+async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
     if decision not in CHANGE_DECISIONS:
         raise HTTPException(404, "Not Found")
     inquiry.require_admin()
-    found, by = await changes.get_change(inquiry.gateway.db, id), inquiry.principal.name
-    if found is None or not inquiry.oversees(found.connection):
+    change, by = await changes.get_change(inquiry.gateway.db, id), inquiry.principal.name
+    if change is None or not inquiry.oversees(change.connection):
         raise NotFound("invalid_arguments", "there is no such change")
-    if found.status != "held":
-        raise NotApproved("invalid_arguments", f"the change is {found.status} already")
+    if change.status != "held":
+        raise NotApproved("invalid_arguments", f"the change is {change.status} already")
     status = CHANGE_DECISIONS[decision]
-    return shown.change_row(await inquiry.gateway.catalog.decide_change(found.id, status, by=by))
+    return shown.change_row(await inquiry.gateway.catalog.decide_change(change.id, status, by=by))
 
 
-async def get_permissions(inquiry: Inquiry) -> Shown:
+async def get_permissions(inquiry: Inquiry) -> Json:
     snapshot = inquiry.gateway.snapshot
     source = "config.toml" if snapshot.stored_permissions is None else "stored"
     return snapshot.written_permissions.model_dump(mode="json") | {"source": source}
 
 
-async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Shown:
+async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Json:
     """The permissions of config.toml with these values in their place."""
     inquiry.require_admin()
     values = dict(_object(posted))
-    values.pop("source", None)  # what a GET gave may be put again
+    values.pop("source", None)  # the answer of a GET may be put again
     permissions = parse_permissions(inquiry.snapshot.settings.permissions, values)
     await inquiry.gateway.catalog.rights.put_permissions(permissions, by=inquiry.principal.name)
     return await get_permissions(inquiry)
 
 
-async def delete_permissions(inquiry: Inquiry) -> Shown:
+async def delete_permissions(inquiry: Inquiry) -> Json:
     """The permissions of config.toml again."""
     inquiry.require_admin()
     await inquiry.gateway.catalog.rights.put_permissions(None, by=inquiry.principal.name)

@@ -1,8 +1,8 @@
 """Principals, roles, bundles and routes over REST and in the console: shown, put, deleted.
 
-What config.toml owns is shown as such and changed there. A token is made here, told once in the
-answer to the request that asked for it, and kept as its hash. A plan is a put that is not carried
-out: it tells who would see what.
+Rights that config.toml defines are marked so and changed there. A token is made here, shown once in
+the answer to the request for it, and stored as its hash. A plan is a put that is not carried out:
+it tells which principals would see which tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.catalog.rights import Key, PlannedChange, as_put, is_configured, untrusted, where_of
+from gateway.catalog.rights import Key, PlannedChange, as_put, is_configured, untrusted_in, where_of
 from gateway.catalog.snapshot import PutAccess, Snapshot
 from gateway.config.settings import Settings, new_token
 from gateway.errors import Fixable, NotFound, Refused
@@ -29,21 +29,21 @@ from gateway.policy.view import standing, view
 from gateway.store.tables import PutRight, RightKind
 from gateway.web.gateway import Inquiry, Run
 
-Shown = dict[str, Any]
+Json = dict[str, Any]
 KINDS: tuple[RightKind, ...] = get_args(RightKind)
-Seen = tuple[frozenset[str], int]  # the tools that somebody reaches, and what listing them costs
+Reach = tuple[frozenset[str], int]  # the tools a principal reaches, and their cost in lists
 SECRET = ("token", "token_sha256")
-NOTHING: Seen = (frozenset(), 0)
+NO_REACH: Reach = (frozenset(), 0)
 
 
 def expected_revision(request: Request, exists: bool) -> int | None:
-    """The revision that a request wants to change: by If-Match, or by If-None-Match none yet."""
+    """The revision that a request wants to change, by If-Match; by If-None-Match 0: none yet."""
     match = request.headers.get("if-match", "").strip()
     if request.headers.get("if-none-match", "").strip() == "*":
         return 0
     if match in ("", "*"):
         return -1 if match and not exists else None
-    text = match.removeprefix("W/").strip('"')  # one that is not ours can match nothing
+    text = match.removeprefix("W/").strip('"')  # a tag that is not ours can match no revision
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 
@@ -51,41 +51,41 @@ def expected_revision(request: Request, exists: bool) -> int | None:
 
 
 def put_access(snapshot: Snapshot) -> PutAccess:
-    """config.toml, what was put, and what holds."""
+    """The configured rights, those put at run time, and the two combined."""
     return snapshot.put or PutAccess(snapshot.settings, snapshot.settings)
 
 
-def list_rights(inquiry: Inquiry, kind: RightKind) -> list[Shown]:
-    """All of a kind that are the caller's business, by name."""
-    _require_business(inquiry, kind)
+def list_rights(inquiry: Inquiry, kind: RightKind) -> list[Json]:
+    """All rights of a kind that the caller may see, by name."""
+    _require_admin_of(inquiry, kind)
     put = put_access(inquiry.snapshot)
     names = {*_configured_names(put.configured, kind)}
     names |= {row.name for row in put.rows if row.kind == kind}
-    found = [_item(put, (kind, name)) for name in sorted(names)]
-    return [each for each in found if _is_mine(inquiry, kind, each)]
+    items = [_item(put, (kind, name)) for name in sorted(names)]
+    return [item for item in items if _may_see(inquiry, kind, item)]
 
 
-def get_right(inquiry: Inquiry, kind: RightKind, name: str) -> Shown:
-    """One of them."""
-    _require_business(inquiry, kind)
+def get_right(inquiry: Inquiry, kind: RightKind, name: str) -> Json:
+    """One right, if the caller may see it."""
+    _require_admin_of(inquiry, kind)
     put, key = put_access(inquiry.snapshot), (kind, name)
     if is_configured(put.configured, key) or _row(put, key) is not None:
-        found = _item(put, key)
-        if _is_mine(inquiry, kind, found):
-            return found
+        item = _item(put, key)
+        if _may_see(inquiry, kind, item):
+            return item
     raise NotFound("invalid_arguments", f"there is no {kind} {name!r}")
 
 
-def _require_business(inquiry: Inquiry, kind: RightKind) -> None:
+def _require_admin_of(inquiry: Inquiry, kind: RightKind) -> None:
     inquiry.require_admin()
     if kind != "principal" and inquiry.principal.organization is not None:
         words = f"{kind}s are for admins of no organization"
         raise Refused("access_denied", words, "Ask one of them.")
 
 
-def _is_mine(inquiry: Inquiry, kind: RightKind, item: Shown) -> bool:
-    mine = inquiry.principal.organization
-    return mine is None or (kind == "principal" and item["settings"].get("organization") == mine)
+def _may_see(inquiry: Inquiry, kind: RightKind, item: Json) -> bool:
+    org = inquiry.principal.organization
+    return org is None or (kind == "principal" and item["settings"].get("organization") == org)
 
 
 def _configured_names(settings: Settings, kind: RightKind) -> Iterator[str]:
@@ -100,32 +100,32 @@ def _row(put: PutAccess, key: Key) -> PutRight | None:
     return next((each for each in put.rows if (each.kind, each.name) == key), None)
 
 
-def _item(put: PutAccess, key: Key) -> Shown:
-    """One of them as every edge shows it; never its token, nor what the token is known by."""
+def _item(put: PutAccess, key: Key) -> Json:
+    """One right as every edge shows it; never its token, nor the hash of that."""
     kind, name = key
-    row, owned = _row(put, key), is_configured(put.configured, key)
-    said = _written(put.configured, key) if owned else dict(row.settings) if row else {}
+    row, in_config = _row(put, key), is_configured(put.configured, key)
+    values = _config_values(put.configured, key) if in_config else dict(row.settings) if row else {}
     workflow, _, role = name.partition("/")
     where = where_of(key)
     problems = [each for each in put.problems if f"{each.where}.".startswith(f"{where}.")]
-    found: Shown = {
+    item: Json = {
         "name": name,
         **({"workflow": workflow, "role": role} if kind == "route" else {}),
-        "origin": "config" if owned else "store",
+        "origin": "config" if in_config else "store",
         "revision": row.revision if row else 0,
         "updated_at": row.updated_at if row else None,
         "updated_by": row.updated_by if row else None,
-        "overridden": owned and row is not None,
-        "settings": {key: value for key, value in said.items() if key not in SECRET},
-        "problems": [each.shown() for each in problems],
+        "overridden": in_config and row is not None,
+        "settings": {key: value for key, value in values.items() if key not in SECRET},
+        "problems": [each.as_dict() for each in problems],
     }
     if kind == "principal":
-        held = put.settings.principals.get(name)
-        found["has_token"] = bool(held and held.token_hash)
-    return found
+        principal = put.settings.principals.get(name)
+        item["has_token"] = bool(principal and principal.token_hash)
+    return item
 
 
-def _written(settings: Settings, key: Key) -> Shown:
+def _config_values(settings: Settings, key: Key) -> Json:
     kind, name = key
     if kind == "route":
         workflow, _, role = name.partition("/")
@@ -138,36 +138,36 @@ def _written(settings: Settings, key: Key) -> Shown:
 # --- changed --------------------------------------------------------------------------------------
 
 
-def make_plan(inquiry: Inquiry, kind: RightKind, name: str, values: Shown | None) -> PlannedChange:
-    """The plan to put these values, or with None to delete what was put."""
-    _require_business(inquiry, kind)
-    put, key, me = put_access(inquiry.snapshot), (kind, name), inquiry.principal
+def make_plan(inquiry: Inquiry, kind: RightKind, name: str, values: Json | None) -> PlannedChange:
+    """The plan to put these values; None: to delete those that were put."""
+    _require_admin_of(inquiry, kind)
+    put, key, admin = put_access(inquiry.snapshot), (kind, name), inquiry.principal
     if is_configured(put.configured, key) and (values is not None or _row(put, key) is None):
         _refuse_configured(inquiry, kind, name)
-    if values is not None and kind == "principal" and me.organization is not None:
-        values.setdefault("organization", me.organization)
+    if values is not None and kind == "principal" and admin.organization is not None:
+        values.setdefault("organization", admin.organization)
 
-    def make(old: PutRight | None) -> Shown:
+    def make(old: PutRight | None) -> Json:
         assert values is not None
-        kept = old.settings.get("token_sha256") if old and kind == "principal" else None
-        said = values if "token_sha256" in values or kept is None else {**values, SECRET[1]: kept}
-        return as_put(kind, name, said)
+        hash_ = old.settings.get("token_sha256") if old and kind == "principal" else None
+        row = values if "token_sha256" in values or hash_ is None else {**values, SECRET[1]: hash_}
+        return as_put(kind, name, row)
 
     if values is not None:
-        as_put(kind, name, values)  # what is wrong with it by itself is told first
+        as_put(kind, name, values)  # mistakes in the values themselves are reported first
     return PlannedChange(
         key,
         None if values is None else make,
-        partial(refuse_change, me, kind, name),
-        untrusted(inquiry.snapshot.connections),
-        discreet=me.organization is not None,
+        partial(refuse_change, admin, kind, name),
+        untrusted_in(inquiry.snapshot.connections),
+        discreet=admin.organization is not None,
     )
 
 
 def _refuse_configured(inquiry: Inquiry, kind: RightKind, name: str) -> None:
-    mine = inquiry.principal.organization
+    organization = inquiry.principal.organization
     table = inquiry.snapshot.settings.principals.get(name) if kind == "principal" else None
-    if mine is not None and (table is None or table.organization != mine):
+    if organization is not None and (table is None or table.organization != organization):
         raise Fixable("invalid_arguments", "this name can't be used", "Choose another name.")
     words = f"the {kind} {name!r} is defined in config.toml"
     raise Fixable("invalid_arguments", words, "Choose another name, or edit config.toml.")
@@ -176,103 +176,103 @@ def _refuse_configured(inquiry: Inquiry, kind: RightKind, name: str) -> None:
 def plan_put(
     inquiry: Inquiry, kind: RightKind, name: str, values: Mapping[str, Any]
 ) -> tuple[PlannedChange, str | None]:
-    """The plan to put these values, and the token that is made for it if one is asked for."""
-    said, token = dict(values), None
-    if kind == "principal" and _wants_token(said):
-        token, said["token_sha256"] = new_token()
-    return make_plan(inquiry, kind, name, said), token
+    """The plan to put these values, and the new token if the values ask for one."""
+    settings, token = dict(values), None
+    if kind == "principal" and _wants_token(settings):
+        token, settings["token_sha256"] = new_token()
+    return make_plan(inquiry, kind, name, settings), token
 
 
 async def put_right(
     inquiry: Inquiry, kind: RightKind, name: str, values: Mapping[str, Any], expected: int | None
-) -> tuple[Shown, str | None]:
-    """Puts one; as it is now, and the token that was made for it if one was asked for."""
+) -> tuple[Json, str | None]:
+    """Puts a right; returns it as it is now, and the new token if the values ask for one."""
     plan, token = plan_put(inquiry, kind, name, values)
     await _carry_out(inquiry, plan, expected)
-    now = inquiry.gateway.inquiry(inquiry.caller)
-    return _item(put_access(now.snapshot), (kind, name)), token
+    fresh = inquiry.gateway.inquiry(inquiry.caller)
+    return _item(put_access(fresh.snapshot), (kind, name)), token
 
 
-def _wants_token(values: Shown) -> bool:
-    wanted = values.pop("new_token", False)
-    if not isinstance(wanted, bool):
+def _wants_token(values: Json) -> bool:
+    is_wanted = values.pop("new_token", False)
+    if not isinstance(is_wanted, bool):
         raise Fixable("invalid_arguments", "new_token must be true or false")
-    if wanted and values.get("token_sha256"):
+    if is_wanted and values.get("token_sha256"):
         raise Fixable("invalid_arguments", "give new_token or token_sha256, not both")
-    return wanted
+    return is_wanted
 
 
 async def delete_right(
     inquiry: Inquiry, kind: RightKind, name: str, expected: int | None = None
-) -> Shown:
-    """Deletes one that was put; what it was."""
-    found = get_right(inquiry, kind, name)
+) -> Json:
+    """Deletes a right that was put; returns it as it was."""
+    item = get_right(inquiry, kind, name)
     await _carry_out(inquiry, make_plan(inquiry, kind, name, None), expected)
-    return found | {"deleted": True}
+    return item | {"deleted": True}
 
 
 async def _carry_out(inquiry: Inquiry, plan: PlannedChange, expected: int | None) -> None:
-    me, rights = inquiry.principal, inquiry.gateway.catalog.rights
-    # Whoever has a name sees what was done under it: for an organization's admin it must be new.
-    await rights.change(plan, by=me.name, expected=expected, unused=me.organization is not None)
+    user, rights = inquiry.principal, inquiry.gateway.catalog.rights
+    # A principal sees all that was done under its name: an organization's admin needs a new name.
+    await rights.change(plan, by=user.name, expected=expected, unused=user.organization is not None)
 
 
 # --- who would see what ---------------------------------------------------------------------------
 
 
-async def foresee(inquiry: Inquiry, plan: PlannedChange) -> Shown:
-    """What a plan would change: for whom which tools come and go, and what lists cost then.
+async def foresee(inquiry: Inquiry, plan: PlannedChange) -> Json:
+    """What a plan would change: which tools each principal gains or loses, and its list's cost.
 
-    Of people whom only an identity provider knows nothing is said.
+    People whom only an identity provider knows are left out.
     """
-    after = inquiry.gateway.catalog.rights.plan(plan)
-    return await asyncio.to_thread(_foresee, inquiry, plan.key, after)
+    put = inquiry.gateway.catalog.rights.plan(plan)
+    return await asyncio.to_thread(_foresee, inquiry, plan.key, put)
 
 
-def _foresee(inquiry: Inquiry, key: Key, after: PutAccess) -> Shown:
-    now, then = inquiry.snapshot, replace(inquiry.snapshot, settings=after.settings, put=after)
+def _foresee(inquiry: Inquiry, key: Key, put: PutAccess) -> Json:
+    current, future = inquiry.snapshot, replace(inquiry.snapshot, settings=put.settings, put=put)
     kind, name = key
-    known, mine = now.settings.principals, inquiry.principal.organization
-    people = {**after.settings.principals, **known}
-    lists: dict[object, Seen] = {}
+    configured, organization = current.settings.principals, inquiry.principal.organization
+    people = {**put.settings.principals, **configured}
+    lists: dict[object, Reach] = {}
     rows = []
-    for each in islice(people, TABLE_ROWS):
-        who = configured_principal(each, people[each])
-        had = _seen(now, who, lists) if each in known else NOTHING
-        later = principal_now(after.settings, who)
-        has = NOTHING if later is None else _seen(then, later, lists)
-        if had != has and mine in (None, who.organization):
-            rows.append(_difference(each, had, has))
-    found: Shown = {"principals": rows}
-    if kind == "bundle" and name in after.settings.bundles:
-        everybody = replace(inquiry.principal, role=None)
-        given = view(then, everybody, Scope("bundles", (name,)), ())
-        tools = given.tools.values()
-        found["gives"] = {
+    for person in islice(people, TABLE_ROWS):
+        principal = configured_principal(person, people[person])
+        before = _reach_of(current, principal, lists) if person in configured else NO_REACH
+        new_principal = principal_now(put.settings, principal)
+        after = NO_REACH if new_principal is None else _reach_of(future, new_principal, lists)
+        if before != after and organization in (None, principal.organization):
+            rows.append(_difference(person, before, after))
+    report: Json = {"principals": rows}
+    if kind == "bundle" and name in put.settings.bundles:
+        roleless = replace(inquiry.principal, role=None)
+        bundle_view = view(future, roleless, Scope("bundles", (name,)), ())
+        tools = bundle_view.tools.values()
+        report["gives"] = {
             "tools": sorted(tool.name for tool in tools),
             "tokens": sum(tool.tokens for tool in tools),
-            "listed": not given.meta,
+            "listed": not bundle_view.meta,
         }
-    return found
+    return report
 
 
-def _seen(at: Snapshot, who: Principal, lists: dict[object, Seen]) -> Seen:
-    """The tools that somebody reaches at /mcp, and what listing them costs."""
-    key = id(at), standing(at, who, Scope())
-    if key not in lists:
-        found = view(at, who, Scope(), ())
-        lists[key] = frozenset(found.tools), sum(tool.tokens for tool in found.direct.values())
-    return lists[key]
+def _reach_of(snapshot: Snapshot, principal: Principal, cache: dict[object, Reach]) -> Reach:
+    """The tools that a principal reaches at /mcp, and the tokens that listing them costs."""
+    key = id(snapshot), standing(snapshot, principal, Scope())
+    if key not in cache:
+        listing = view(snapshot, principal, Scope(), ())
+        cache[key] = frozenset(listing.tools), sum(tool.tokens for tool in listing.direct.values())
+    return cache[key]
 
 
-def _difference(name: str, had: Seen, has: Seen) -> Shown:
-    added, removed = sorted(has[0] - had[0]), sorted(had[0] - has[0])
+def _difference(name: str, before: Reach, after: Reach) -> Json:
+    added, removed = sorted(after[0] - before[0]), sorted(before[0] - after[0])
     return {
         "principal": name,
-        "tools_before": len(had[0]),
-        "tools": len(has[0]),
-        "tokens_before": had[1],
-        "tokens": has[1],
+        "tools_before": len(before[0]),
+        "tools": len(after[0]),
+        "tokens_before": before[1],
+        "tokens": after[1],
         "more": len(added),
         "fewer": len(removed),
         "added": added[:MAX_TOLD_ITEMS],
@@ -283,7 +283,7 @@ def _difference(name: str, had: Seen, has: Seen) -> Shown:
 # --- over REST ------------------------------------------------------------------------------------
 
 
-async def _list(kind: RightKind, inquiry: Inquiry) -> Shown:
+async def _list(kind: RightKind, inquiry: Inquiry) -> Json:
     return {f"{kind}s": list_rights(inquiry, kind)}
 
 
@@ -304,11 +304,11 @@ async def _put(
     return _response(item if token is None else {**item, "token": token})
 
 
-async def _delete(kind: RightKind, inquiry: Inquiry, name: str, request: Request) -> Shown:
+async def _delete(kind: RightKind, inquiry: Inquiry, name: str, request: Request) -> Json:
     return await delete_right(inquiry, kind, name, expected_revision(request, True))
 
 
-def _response(item: Shown) -> Response:
+def _response(item: Json) -> Response:
     headers = {"etag": f'"{item["revision"]}"', "cache-control": "no-store"}
     return Response(json_bytes(item), 200, headers, "application/json")
 
@@ -323,7 +323,7 @@ async def _put_route(
     return await _put("route", inquiry, f"{workflow}/{role}", request, posted)
 
 
-async def _delete_route(inquiry: Inquiry, workflow: str, role: str, request: Request) -> Shown:
+async def _delete_route(inquiry: Inquiry, workflow: str, role: str, request: Request) -> Json:
     return await _delete("route", inquiry, f"{workflow}/{role}", request)
 
 

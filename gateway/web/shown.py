@@ -1,9 +1,9 @@
 """How things are shown: the same to a model, over REST, as events and in the console.
 
-Field by field, so that what the store keeps besides (the exact answer for a repeated call, sealed
-arguments, tools before and after) can't slip out with it. Secrets are masked: whatever is
-`SecretStr` in the configuration, injected values, environment of child processes, headers and
-options whose names speak of credentials, and what addresses have in their query.
+Field by field, so that what else the store keeps (the exact answer for a repeated call, sealed
+arguments, tools before and after) can't slip out. Secrets are masked: every
+`SecretStr` of the configuration, injected values, environment of child processes, headers and
+options whose names speak of credentials, and the query of addresses.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def _fields(value: object, names: list[str]) -> dict[str, Any]:
 
 
 def tool_row(tool: Tool, permissions: Permissions, form: Form = "full") -> dict[str, Any]:
-    """One tool in a list, with what it costs in the form that the reader is sent."""
-    confirmed = decide(tool, permissions).outcome == "confirm"
-    told = {"tokens": listed_tokens(tool, form), "requires_confirmation": confirmed}
-    return _fields(tool, _TOOL) | told
+    """One tool in a list, with its token cost in the form that the client is sent."""
+    must_confirm = decide(tool, permissions).outcome == "confirm"
+    details = {"tokens": listed_tokens(tool, form), "requires_confirmation": must_confirm}
+    return _fields(tool, _TOOL) | details
 
 
 def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
 
 
 def tool_summary(tool: Tool, form: Form = "full") -> dict[str, Any]:
-    """One tool in the lists of `mcp_*` tools, which are read to choose from."""
+    """One tool in the lists of the `mcp_*` tools, from which a model chooses."""
     return {
         "server_id": tool.connection,
         "tool_name": tool.local_name,
@@ -81,11 +81,11 @@ def tool_summary(tool: Tool, form: Form = "full") -> dict[str, Any]:
     }
 
 
-def server_summary(state: ConnectionState, said: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """One server beside the tools a search found there, with what it says that it is for; where it
-    says nothing, or is not to be trusted, with its first tools."""
-    trusted = said if state.settings.trust == "trusted" else ""
-    words = " ".join(trusted.split()) or ", ".join(tool.title for tool in tools[:3])
+def server_summary(state: ConnectionState, purpose: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """One server beside the tools a search found there, with its own words on its purpose; without
+    these, or where it is not to be trusted, with its first tools."""
+    trusted_words = purpose if state.settings.trust == "trusted" else ""
+    words = " ".join(trusted_words.split()) or ", ".join(tool.title for tool in tools[:3])
     return {
         "server_id": state.name,
         "display_name": state.display_name,
@@ -94,21 +94,21 @@ def server_summary(state: ConnectionState, said: str, tools: Sequence[Tool]) -> 
     }
 
 
-def step_view(seen: View) -> dict[str, Any]:
-    """What the bundles of a workflow's step give."""
-    tools = seen.tools
+def step_view(view: View) -> dict[str, Any]:
+    """The tools and servers that the bundles of a workflow's step give."""
+    tools = view.tools
     return {
         "tools": [
-            {"name": tool.name, "connection": tool.connection, "direct": name in seen.direct}
+            {"name": tool.name, "connection": tool.connection, "direct": name in view.direct}
             for name, tool in tools.items()
         ],
-        "bundle_ids": list(seen.bundle_ids),
+        "bundle_ids": list(view.bundle_ids),
         "servers": sorted({tool.connection for tool in tools.values()}),
     }
 
 
 def access_row(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> dict[str, Any]:
-    """What the admin gives, what the principal chose, and what holds."""
+    """The access that the admin gives, the one that the principal chose, and the one in force."""
     return {
         "admin_access": admin_level(state),
         "user_access": user_level(snapshot, principal, state.name),
@@ -125,28 +125,28 @@ def azure_resource(state: ConnectionState) -> str | None:
 
 def masked_settings(settings: Connection) -> dict[str, Any]:
     """The settings as they were put, with every secret masked."""
-    shown = settings.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    shown["kind"] = settings.kind
+    values = settings.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    values["kind"] = settings.kind
     for table in ("inject", "env", "parameter_values"):
-        if table in shown:
-            shown[table] = dict.fromkeys(shown[table], MASK)
-    if "headers" in shown:
-        shown["headers"] = {
+        if table in values:
+            values[table] = dict.fromkeys(values[table], MASK)
+    if "headers" in values:
+        values["headers"] = {
             name: MASK if SECRET_NAME.search(name) else value
-            for name, value in shown["headers"].items()
+            for name, value in values["headers"].items()
         }
-    for rule in shown.get("wrap", ()):
+    for rule in values.get("wrap", ()):
         rule["inject"] = dict.fromkeys(rule.get("inject", ()), MASK)
     for key in ("spec", "url", "base_url"):
-        if shown.get(key) and not is_inline(shown[key]):
-            shown[key] = masked_url(shown[key])
-    if "args" in shown:
+        if values.get(key) and not is_inline(values[key]):
+            values[key] = masked_url(values[key])
+    if "args" in values:
         secrets = secrets_of(settings)
-        shown["args"] = [_masked_option(arg, secrets) for arg in shown["args"]]
-    spec = shown.get("spec", "")
+        values["args"] = [_masked_option(arg, secrets) for arg in values["args"]]
+    spec = values.get("spec", "")
     if len(spec) > SUMMARY_CHARS:
-        shown["spec"] = f"{spec[:SUMMARY_CHARS]}… ({len(spec)} characters)"
-    return shown
+        values["spec"] = f"{spec[:SUMMARY_CHARS]}… ({len(spec)} characters)"
+    return values
 
 
 def masked_url(url: str) -> str:
@@ -175,7 +175,7 @@ def _masked_option(arg: str, secrets: set[str]) -> str:
 
 
 def execution_record(execution: Execution, approval: Approval | None) -> dict[str, Any]:
-    """One execution, as every edge gives it, with what was asked about it."""
+    """One execution, as every edge gives it, with its timeline."""
     return _fields(execution, _EXECUTION) | {
         "bundle_ids": list(execution.bundle_ids),
         "result": _result(execution),
@@ -186,42 +186,42 @@ def execution_record(execution: Execution, approval: Approval | None) -> dict[st
 def timeline(execution: Execution, approval: Approval | None) -> list[dict[str, Any]]:
     """What happened to a call, step by step, read off its rows.
 
-    A decision is followed by what it meant: the call was sent, or refused. A call that is being
-    sent, or was when its process died, has no time of its own for that: it is the last one known.
+    A decision is followed by its effect: the call was sent, or refused. For a call that is being
+    sent, or was when its process died, no time of sending is stored: the last known time is used.
     """
-    kept, granted, steps = execution.result or {}, execution.granted, []
+    result, standing_grant, steps = execution.result or {}, execution.granted, []
 
     def step(
         at: float | None, event: str, by: str | None, source: str | None = None, grant: str = ""
     ) -> None:
-        told = {"at": at, "event": event, "by": by, "from": source, "grant": grant or None}
-        steps.append(told)
+        entry = {"at": at, "event": event, "by": by, "from": source, "grant": grant or None}
+        steps.append(entry)
 
     if approval is not None:
         step(approval.created_at, "asked", approval.principal, approval.client or None)
         if approval.decided_at is not None:
-            decided = (approval.decided_by, approval.decided_from, approval.grant_id or "")
-            step(approval.decided_at, "decided", *decided)
-    elif granted is not None:
-        step(execution.created_at, "decided", granted["by"], None, granted["id"])
+            decision = (approval.decided_by, approval.decided_from, approval.grant_id or "")
+            step(approval.decided_at, "decided", *decision)
+    elif standing_grant is not None:
+        step(execution.created_at, "decided", standing_grant["by"], None, standing_grant["id"])
     sent_at, upstream = _sent_at(execution, steps), execution.connection
     if sent_at is not None:
         step(sent_at, "sent", execution.principal, execution.client or None)
-        if "retried_at" in kept:
-            step(kept["retried_at"], "retried", None)
+        if "retried_at" in result:
+            step(result["retried_at"], "retried", None)
         if execution.status == "completed" or execution.upstream_status is not None:
-            took = kept.get("upstream_ms", kept.get("duration_ms", 0.0))
-            step(sent_at + took / 1000, "answered", upstream)
+            duration_ms = result.get("upstream_ms", result.get("duration_ms", 0.0))
+            step(sent_at + duration_ms / 1000, "answered", upstream)
     elif execution.status not in GOING_ON:
-        denied = approval if approval and approval.status == "denied" else None
-        step(execution.finished_at, "refused", denied.decided_by if denied else None)
+        denial = approval if approval and approval.status == "denied" else None
+        step(execution.finished_at, "refused", denial.decided_by if denial else None)
     if execution.finished_at is not None:
         step(execution.finished_at, "recorded", None)
     return steps
 
 
 def _sent_at(execution: Execution, steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """When a call was sent; None if it was not."""
+    """The time at which a call was sent; None if it was not."""
     at: float | None = (execution.result or {}).get("sent_at")
     if at is None and execution.status in ("executing", "unknown"):
         at = max([execution.created_at, *(step["at"] for step in steps)])
@@ -229,25 +229,25 @@ def _sent_at(execution: Execution, steps: Sequence[Mapping[str, Any]]) -> float 
 
 
 def outcome(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What became of a call, of its wire dict; with its `status` where it is still going on."""
+    """The outcome of a call from its wire dict; its `status` where the call is still going on."""
     meta = result["_meta"]
-    named = {"idempotency_token": TOKEN_META, "warnings": WARNINGS_META, "headers": HEADERS_META}
-    more = {name: meta[key] for name, key in named.items() if meta.get(key)}
-    more["execution_id"] = meta["gateway/execution_id"]
+    keys = {"idempotency_token": TOKEN_META, "warnings": WARNINGS_META, "headers": HEADERS_META}
+    extras = {name: meta[key] for name, key in keys.items() if meta.get(key)}
+    extras["execution_id"] = meta["gateway/execution_id"]
     if meta["gateway/status"] in GOING_ON:
-        return {"status": meta["gateway/status"], **more}
+        return {"status": meta["gateway/status"], **extras}
     error = failure_in(result) if result.get("isError") else None
     return {
         "success": error is None,
         "output": None if error else output_of(result),
         "error": error,
         "duration_ms": meta["gateway/duration_ms"],
-        **more,
+        **extras,
     }
 
 
 def execution_event(execution: Execution) -> dict[str, Any]:
-    """What the feed says of a call that ended: all but what was said in it."""
+    """A call that ended, as the feed tells it: without its arguments and result."""
     duration = (execution.result or {}).get("duration_ms")
     return _fields(execution, [*_CALL, *_OUTCOME]) | {"duration_ms": duration}
 
@@ -262,20 +262,20 @@ ENDINGS: Mapping[str, str] = {
 
 
 def _result(execution: Execution) -> dict[str, Any] | None:
-    kept = execution.result
-    if kept is not None:
-        shown = {key: kept.get(key) for key in ("success", "output", "error", "duration_ms")}
-        return shown | {"headers": kept["headers"]} if "headers" in kept else shown
+    result = execution.result
+    if result is not None:
+        values = {key: result.get(key) for key in ("success", "output", "error", "duration_ms")}
+        return values | {"headers": result["headers"]} if "headers" in result else values
     if execution.status in GOING_ON:
         return None
-    # Ended by a decision or a crash, where nobody was left to write a result.
+    # Ended by a decision or a crash, where no process was left to write a result.
     code = execution.error_code or "internal"
-    ended = execution.finished_at or execution.created_at
+    ended_at = execution.finished_at or execution.created_at
     return {
         "success": False,
         "output": None,
         "error": {"code": code, "message": ENDINGS.get(code, "the call ended"), "hint": ""},
-        "duration_ms": round((ended - execution.created_at) * 1000, 2),
+        "duration_ms": round((ended_at - execution.created_at) * 1000, 2),
     }
 
 
@@ -284,22 +284,22 @@ def approval_row(snapshot: Snapshot, approval: Approval) -> dict[str, Any]:
     state = snapshot.connections.get(approval.connection)
     behalf = acts_as(state.settings.auth, approval.principal) if state else None
     caller = "gone" if approval.waits_at == "" else "waiting"
-    told = {"caller": caller, "on_behalf_of": behalf, "warnings": list(approval.warnings)}
-    return _fields(approval, _APPROVAL) | told
+    details = {"caller": caller, "on_behalf_of": behalf, "warnings": list(approval.warnings)}
+    return _fields(approval, _APPROVAL) | details
 
 
 def decided_row(snapshot: Snapshot, approval: Approval) -> dict[str, Any]:
-    """An approval with what became of it."""
+    """An approval with its decision."""
     return approval_row(snapshot, approval) | _fields(approval, _DECISION)
 
 
 def client_grant_row(grant: ClientGrant) -> dict[str, Any]:
-    """What a client was given, as lists show it."""
+    """What a person gave a client, as lists show it."""
     return _fields(grant, _CLIENT_GRANT)
 
 
 def grant_row(grant: StandingGrant) -> dict[str, Any]:
-    """One tool that somebody is always allowed: for whom, in what, how long, and by whom."""
+    """One standing grant of a tool, with its principal, client, end, and who granted it."""
     return _fields(grant, _GRANT) | {"session": grant.session or None}
 
 
@@ -309,11 +309,11 @@ def change_row(change: Change) -> dict[str, Any]:
 
 
 def matching_rows(rows: list[dict[str, Any]], search: str) -> list[dict[str, Any]]:
-    """The rows that hold every word; those whose name does come first."""
+    """The rows that hold every word; those with the first word in their name come first."""
     words = search.lower().split()
     if not words:
         return rows
     texts = [" ".join(map(str, row.values())).lower() for row in rows]
-    both = zip(rows, texts, strict=True)
-    found = [row for row, text in both if all(word in text for word in words)]
+    pairs = zip(rows, texts, strict=True)
+    found = [row for row, text in pairs if all(word in text for word in words)]
     return sorted(found, key=lambda row: words[0] not in row["name"].lower())

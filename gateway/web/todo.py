@@ -1,8 +1,8 @@
-"""To do: what needs a person, with where it is and the next step, the most urgent first.
+"""Tasks for people: each with its place and the next step, the most urgent first.
 
-The console shows it, /health tells admins, and `gateway doctor` takes from here what it can know
-without a running gateway. Nothing is remembered: each look finds what is so now, and what was
-mended is not found again. What is only good to know (`info`) is no task.
+The console shows them, /health tells them to admins, and `gateway doctor` uses those that need no
+running gateway. Nothing is remembered: each look finds the problems of that moment, and a mended
+problem is not found again. A problem that is only good to know (`info`) is no task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import Connection, people_sign_in, per_user
+from gateway.config.connection import Connection, is_per_user, people_sign_in
 from gateway.config.reading import RESTART
 from gateway.config.settings import LOOPBACK_HOSTS
 from gateway.limits import MAX_QUOTE_CHARS
@@ -30,10 +30,10 @@ from gateway.store.tables import Credential
 Kind = Literal[
     "store", "approval", "configuration", "connection", "credential", "certificate", "change"
 ]
-URGENCY: tuple[Kind, ...] = get_args(Kind)  # of two that are as bad
-# What settings make up for, by where a definition lacks it.
+URGENCY: tuple[Kind, ...] = get_args(Kind)  # the order of tasks that are equally severe
+# The step that makes up for a gap in a definition, by the place of the gap.
 STEPS = {"servers": "Give base_url", "security": "Give credentials", "auth": "Sign in"}
-# Names that RFC 2606 keeps from ever being anybody's, and what people write instead of theirs.
+# Host names that RFC 2606 reserves, and names that authors write in the place of their own.
 _PLACEHOLDER = re.compile(
     r"(^|\.)(example(\.(com|org|net))?|invalid)$"
     r"|(^|[.-])your-?(api|app|company|domain|host|instance|org|server|tenant)([.-]|$)"
@@ -43,7 +43,7 @@ NOT_SECRET = frozenset(("type", "per", "grant", "scopes", "password"))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do."""
+    """One thing for a person to do."""
 
     kind: Kind
     severity: Literal["error", "warning"]
@@ -54,14 +54,14 @@ class Task:
     where: str = ""  # the key in config.toml
     connection: str = ""
 
-    def shown(self) -> dict[str, str]:
-        """As /health tells it."""
+    def as_dict(self) -> dict[str, str]:
+        """The task as /health tells it."""
         names = ("kind", "severity", "what", "why", "fix", "href", "where", "connection")
         return {name: value for name in names if (value := getattr(self, name))}
 
 
-def ordered(tasks: Iterable[Task]) -> list[Task]:
-    """The most urgent first: callers that wait, then what is broken, then the rest."""
+def sort_tasks(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks, the most urgent first: callers that wait, then errors, then warnings."""
     return sorted(
         tasks,
         key=lambda task: (
@@ -72,19 +72,19 @@ def ordered(tasks: Iterable[Task]) -> list[Task]:
     )
 
 
-def concerning(tasks: Iterable[Task], snapshot: Snapshot, principal: Principal) -> list[Task]:
-    """Those that a principal may know of: admins the gateway's, everyone their connections'.
+def visible_tasks(tasks: Iterable[Task], snapshot: Snapshot, principal: Principal) -> list[Task]:
+    """The tasks that a principal may know of: admins the gateway's, everyone their connections'.
 
-    What is written of others is named in the gateway's own: no admin of an organization reads that.
+    The gateway's own tasks may name any organization's settings: only their own admins read them.
     """
-    known = {name for name, state in snapshot.connections.items() if may_know(principal, state)}
+    names = {name for name, state in snapshot.connections.items() if may_know(principal, state)}
     for_all = ("connection", "credential")
     own = principal.admin and principal.organization is None
     return [
         task
         for task in tasks
         if (
-            task.connection in known
+            task.connection in names
             if task.connection
             else own or task.kind in ("approval", "store")
         )
@@ -95,8 +95,8 @@ def concerning(tasks: Iterable[Task], snapshot: Snapshot, principal: Principal) 
 # --- connections ----------------------------------------------------------------------------------
 
 
-def of_connection(state: ConnectionState) -> Iterator[Task]:
-    """What is wrong with a connection as far as its state tells."""
+def connection_tasks(state: ConnectionState) -> Iterator[Task]:
+    """Tasks for the problems of a connection that its state tells of."""
     page, name = f"/console/connections/{state.name}", state.display_name
     about = {"connection": state.name, "where": f"connections.{state.name}"}
     errors = [each for each in state.problems if each.severity == "error"]
@@ -104,8 +104,8 @@ def of_connection(state: ConnectionState) -> Iterator[Task]:
         return
     if state.status == "failing":
         why = errors[-1].message if errors else "It can't be reached."
-        kept = f" Its last {len(state.tools)} good tools are still served." if state.tools else ""
-        words = cut(why, MAX_QUOTE_CHARS) + kept
+        served = f" Its last {len(state.tools)} good tools are still served." if state.tools else ""
+        words = cut(why, MAX_QUOTE_CHARS) + served
         yield Task(
             "connection", "error", f"{name} can't be read", words, "Look at it", page, **about
         )
@@ -114,20 +114,20 @@ def of_connection(state: ConnectionState) -> Iterator[Task]:
         yield Task(
             "credential", "error", f"{name} is not signed in", words, "Sign in", page, **about
         )
-    yield from of_credentials(state.name, state.settings, name)
+    yield from credential_tasks(state.name, state.settings, name)
     base_url = state.build.base_url if state.build else ""
-    yield from of_host(state.name, state.settings, base_url, name)
-    told = errors[-1:] if state.status == "failing" else []
-    left = [each for each in state.problems if each not in told]
-    yield from of_problems(state.name, left, name)
+    yield from host_tasks(state.name, state.settings, base_url, name)
+    reported = errors[-1:] if state.status == "failing" else []
+    other_problems = [each for each in state.problems if each not in reported]
+    yield from problem_tasks(state.name, other_problems, name)
 
 
-def of_credentials(name: str, settings: Connection, display_name: str = "") -> Iterator[Task]:
-    """Keys of a connection that came out empty, as ${VARIABLE} does where it is set to nothing."""
-    if not settings.is_active or per_user(settings.auth):
+def credential_tasks(name: str, settings: Connection, display_name: str = "") -> Iterator[Task]:
+    """Tasks for empty credentials, such as a ${VARIABLE} leaves that is set to nothing."""
+    if not settings.is_active or is_per_user(settings.auth):
         return
-    given = settings.auth.model_dump(exclude=set(NOT_SECRET))
-    empty = [f"auth.{key}" for key, value in given.items() if _is_blank(value)]
+    values = settings.auth.model_dump(exclude=set(NOT_SECRET))
+    empty = [f"auth.{key}" for key, value in values.items() if _is_blank(value)]
     empty += [f"headers.{key}" for key, value in settings.headers.items() if _is_blank(value)]
     for key in empty:
         yield Task(
@@ -147,10 +147,10 @@ def _is_blank(value: Any) -> bool:
     return isinstance(text, str) and text.strip().lower() in ("", "bearer", "basic", "token")
 
 
-def of_host(
+def host_tasks(
     name: str, settings: Connection, base_url: str, display_name: str = ""
 ) -> Iterator[Task]:
-    """A host that stands in a definition in the place of the real one: calls lead nowhere.
+    """A task for a placeholder host in a definition: its calls lead nowhere.
 
     Authors leave `example.com` or their own machine there. A server with variables that have no
     value is a problem of the definition itself.
@@ -172,23 +172,23 @@ def _host(url: str) -> str:
     return (urlsplit(url).hostname or "").lower() if url.startswith(("http:", "https:")) else ""
 
 
-def of_problems(
-    name: str, problems: Iterable[Problem], display_name: str = "", most: int = 3
+def problem_tasks(
+    name: str, problems: Iterable[Problem], display_name: str = "", max_tasks: int = 3
 ) -> Iterator[Task]:
-    """What was found wrong in a connection's settings and definition; the worst first."""
+    """Tasks for problems of a connection's settings and definition; the worst first."""
     page, about = f"/console/connections/{name}", {"connection": name}
-    wrong = sorted((p for p in problems if p.severity != "info"), key=lambda p: p.severity)
-    shown = wrong if len(wrong) <= most + 1 else wrong[:most]
-    for each in shown:
+    serious = sorted((p for p in problems if p.severity != "info"), key=lambda p: p.severity)
+    listed = serious if len(serious) <= max_tasks + 1 else serious[:max_tasks]
+    for problem in listed:
         what = f"A setting of {display_name or name} to correct"
-        fix, href, where = "Correct it", f"{page}/edit", f"connections.{name}.{each.where}"
-        if not each.configured:
+        fix, href, where = "Correct it", f"{page}/edit", f"connections.{name}.{problem.where}"
+        if not problem.configured:
             what, where = f"{display_name or name} has a problem", f"connections.{name}"
-            fix, href = _step(each, page)
-        why = cut(f"{each.where}: {each.message}", MAX_QUOTE_CHARS)
-        yield Task("connection", _severity(each), what, why, fix, href, where, **about)
-    if rest := len(wrong) - len(shown):
-        what, why = f"{display_name or name}: {rest} more", "Its page lists them all."
+            fix, href = _step(problem, page)
+        why = cut(f"{problem.where}: {problem.message}", MAX_QUOTE_CHARS)
+        yield Task("connection", _severity(problem), what, why, fix, href, where, **about)
+    if more := len(serious) - len(listed):
+        what, why = f"{display_name or name}: {more} more", "Its page lists them all."
         yield Task("connection", "warning", what, why, "Read them", f"{page}#problems", **about)
 
 
@@ -197,28 +197,28 @@ def _severity(problem: Problem) -> Literal["error", "warning"]:
 
 
 def _step(problem: Problem, page: str) -> tuple[str, str]:
-    """Where a problem of a definition is mended."""
+    """The step that mends a problem of a definition, and its page."""
     step = STEPS.get(problem.where)
     return (step, f"{page}/edit") if step else ("Look at it", f"{page}#problems")
 
 
-def of_sign_ins(
+def sign_in_tasks(
     states: Iterable[ConnectionState], shared: Mapping[str, Credential] | None
 ) -> Iterator[Task]:
-    """Connections that an admin signs in for everybody, and nobody has; None: nobody knows."""
+    """Tasks for connections that an admin must sign in for everybody; None: that is unknown now."""
     for state in states if shared is not None else ():
         auth = state.settings.auth
         if (
             not people_sign_in(auth)
-            or per_user(auth)
+            or is_per_user(auth)
             or state.status in ("disabled", "unauthenticated")
         ):
             continue
-        found = (shared or {}).get(state.name)
-        if found is None or found.refused or found.binding != account_of(state, "").binding:
+        sign_in = (shared or {}).get(state.name)
+        if sign_in is None or sign_in.refused or sign_in.binding != account_of(state, "").binding:
             what = f"Nobody has signed in to {state.display_name}"
             why = "Calls fail until an admin has, for everybody."
-            if found is not None:
+            if sign_in is not None:
                 why = "What was given is not taken any more. " + why
             fix, href, where = "Sign in", "/console/access#sign-ins", f"connections.{state.name}"
             yield Task("credential", "error", what, why, fix, href, where, state.name)
@@ -227,8 +227,8 @@ def of_sign_ins(
 # --- the gateway itself ---------------------------------------------------------------------------
 
 
-def of_configuration(problem: str | None, problems: Iterable[Problem]) -> Iterator[Task]:
-    """An edit of config.toml that is not in force, and what is written there and does not hold."""
+def configuration_tasks(problem: str | None, problems: Iterable[Problem]) -> Iterator[Task]:
+    """Tasks for an edit of config.toml that is not in force, and for rules there without effect."""
     if problem and problem.startswith(RESTART):
         keys = problem.removeprefix(RESTART)
         what, why = "The gateway needs a restart", f"Edited, and read at a start only: {keys}"
@@ -237,30 +237,30 @@ def of_configuration(problem: str | None, problems: Iterable[Problem]) -> Iterat
         what = "config.toml was edited and can't be used"
         why = f"{cut(problem, MAX_QUOTE_CHARS)} The last good one stays in force."
         yield Task("configuration", "error", what, why, "Correct the file", where="config.toml")
-    for each in problems:
-        what, fix, href = f"{each.where} does not hold", "Look at it", "/console/access#rules"
-        yield Task("configuration", _severity(each), what, each.message, fix, href, each.where)
+    for rule in problems:
+        what, fix, href = f"{rule.where} does not hold", "Look at it", "/console/access#rules"
+        yield Task("configuration", _severity(rule), what, rule.message, fix, href, rule.where)
 
 
-def of_group(problems: Iterable[Problem]) -> Iterator[Task]:
-    """Lists of connections, such as Azure's, that can't be read."""
-    for each in problems:
+def group_tasks(problems: Iterable[Problem]) -> Iterator[Task]:
+    """Tasks for lists of connections, such as Azure's, that can't be read."""
+    for problem in problems:
         fix, href = "Look at [azure] in config.toml", "/console/connections"
-        what = f"{each.where} can't be read"
-        yield Task("connection", "error", what, each.message, fix, href, each.where)
+        what = f"{problem.where} can't be read"
+        yield Task("connection", "error", what, problem.message, fix, href, problem.where)
 
 
-def of_approvals(waiting: int) -> Iterator[Task]:
-    """Callers that wait for a person."""
+def approval_tasks(waiting: int) -> Iterator[Task]:
+    """A task for the calls that wait for a person's decision."""
     if waiting:
         what = f"{waiting:,} calls wait" if waiting > 1 else "A call waits"
         why, page = "Without one they end by themselves, denied.", "/console/approvals"
         yield Task("approval", "warning", f"{what} for a decision", why, "Decide", page)
 
 
-def of_changes(held: Mapping[str, int], states: Mapping[str, ConnectionState]) -> Iterator[Task]:
-    """Changes of definitions that wait for somebody to accept them."""
-    for name, count in held.items():
+def change_tasks(tally: Mapping[str, int], states: Mapping[str, ConnectionState]) -> Iterator[Task]:
+    """Tasks for changes of definitions that wait until an admin accepts them."""
+    for name, count in tally.items():
         if name in states:
             noun = "changes" if count > 1 else "change"
             what = f"{count:,} {noun} of {states[name].display_name} held"
@@ -269,25 +269,25 @@ def of_changes(held: Mapping[str, int], states: Mapping[str, ConnectionState]) -
             yield Task("change", "warning", what, why, "Compare", href, connection=name)
 
 
-def of_certificates(endings: Iterable[Ending], states: Iterable[ConnectionState]) -> Iterator[Task]:
-    """Certificates that have ended, or will before anybody notices."""
+def ending_tasks(endings: Iterable[Ending], states: Iterable[ConnectionState]) -> Iterator[Task]:
+    """Tasks for certificates that have ended, or soon will."""
     hosts = {state.build.base_url: state.name for state in states if state.build}
-    for each in endings:
-        table, _, rest = each.where.partition(".")
+    for ending in endings:
+        table, _, rest = ending.where.partition(".")
         name = rest.split(".")[0] if table == "connections" else ""
-        if each.where.startswith("https://"):
-            at = [host for url, host in hosts.items() if f"{url}/".startswith(f"{each.where}/")]
-            name = at[0] if at else ""
+        if ending.where.startswith("https://"):
+            names = [n for url, n in hosts.items() if f"{url}/".startswith(f"{ending.where}/")]
+            name = names[0] if names else ""
         href = f"/console/connections/{name}/edit" if name else ""
-        what = f"The certificate of {each.where} {each.words}"
+        what = f"The certificate of {ending.where} {ending.words}"
         why = "Calls that need it fail from then on."
-        severity: Literal["error", "warning"] = "error" if each.is_over else "warning"
+        severity: Literal["error", "warning"] = "error" if ending.is_over else "warning"
         fix = "Have it renewed"
-        yield Task("certificate", severity, what, why, fix, href, each.where, name)
+        yield Task("certificate", severity, what, why, fix, href, ending.where, name)
 
 
-def of_store(trouble: str, dropped: int) -> Iterator[Task]:
-    """A store that does not answer, or did not take what it was given."""
+def store_tasks(trouble: str, dropped: int) -> Iterator[Task]:
+    """Tasks for a store that does not answer, or that lost records."""
     fix = "Look at the database, its disk and the log"
     if trouble:
         what, why = "The store can't be reached", f"It answers {trouble}: nothing is recorded."

@@ -1,13 +1,13 @@
-"""Watching the gateway: alive, ready, how it is, figures for Prometheus, and live events.
+"""Watching the gateway: alive, ready, its health, figures for Prometheus, and live events.
 
-`/healthz` and `/readyz` say nothing but that, to anyone. What connections there are is told to
-callers with a token, each as far as it may know; without one, `/health` and `/metrics` give sums.
-All four answer whatever the Host header says, since probes come by a pod's address.
+`/healthz` and `/readyz` tell nothing else, to anyone. Connections are told to callers with a token,
+to each as far as it may know of them; without a token, `/health` and `/metrics` give sums. All four
+answer whatever the Host header says, since probes come by a pod's address.
 
 The live feed tells of confirmations, results, tools and connections. The store is its queue: a
-reader is woken, reads on from where it is and writes at its own pace, so nothing piles up for a
-slow one, and one that was cut off goes on after the last id it saw. What tools and connections
-there are is not an event of the store; each reader compares what it sees with what it last told.
+reader is woken, reads on from its position and writes at its own pace, so nothing piles up for a
+slow reader, and a reader that was cut off goes on after the last id it saw. Tools and connections
+are not events of the store; each reader compares those it sees with those it last told of.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Health:
         self._identity = identity
         self._rules = rules
         self._figures = figures
-        self._ends = ends
+        self._certificate_ends = ends
         self._started = time.time()
         self.metrics = Metrics()
         self.draining = False
         self.config_problem: str | None = None
         self.problems: tuple[Problem, ...] = ()  # of the configuration, in the current snapshot
-        self._told: set[tuple[str, Problem]] = set()
-        self._of_connections: list[Task] = []  # what there is to do in the current snapshot
-        gateway.catalog.on_change(self._follow)
-        self._follow()
+        self._logged_problems: set[tuple[str, Problem]] = set()
+        self._connection_tasks: list[Task] = []  # of the current snapshot
+        gateway.catalog.on_change(self._follow_catalog)
+        self._follow_catalog()
         self.routes = [
             Route("/healthz", self._alive),
             Route("/readyz", self._ready),
@@ -97,7 +97,7 @@ class Health:
         return Response(json_bytes(report), media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
-        waiting = float("nan")  # where the store does not answer, nobody knows
+        waiting = float("nan")  # unknown while the store does not answer
         with suppress(GatewayError):
             waiting = sum((await count_waiting(self._gateway.db, time.time())).values())
         snapshot, unknown = self._gateway.snapshot, self._gateway.unknown_calls
@@ -108,13 +108,13 @@ class Health:
         figures |= {"pending_approvals": waiting, **self._figures()}
         statuses = (state.status for state in snapshot.connections.values())
         principal = await self._principal(request)
-        # Names are of every organization's connections.
-        named = principal is not None and principal.admin and principal.organization is None
-        shown = self.metrics.text(statuses, unknown, figures, named=named)
-        return Response(shown, media_type=PROMETHEUS)
+        # The names in the figures are of every organization's connections.
+        with_names = principal is not None and principal.admin and principal.organization is None
+        text = self.metrics.text(statuses, unknown, figures, by_name=with_names)
+        return Response(text, media_type=PROMETHEUS)
 
     async def _principal(self, request: Request) -> Principal | None:
-        """Who asks. Where no token is needed, the Host must be ours: pages can rebind theirs."""
+        """The caller. Where no token is needed, the Host must be ours: pages can rebind theirs."""
         fields = fold(request.scope["headers"])
         try:
             if self._identity.auth.mode == "none":
@@ -123,8 +123,8 @@ class Health:
         except (HTTPException, Unauthenticated, GatewayError):
             return None
 
-    def _follow(self) -> None:
-        """Logs what operators wrote and what does not hold, each once for as long as it is so."""
+    def _follow_catalog(self) -> None:
+        """Notes the tasks, and logs each problem of the configuration once while it lasts."""
         snapshot = self._gateway.snapshot
         self.metrics.forget_all_but(snapshot.connections)
         self.problems = configuration_problems(snapshot)
@@ -132,41 +132,41 @@ class Health:
         for name, state in snapshot.connections.items():
             problems += [(name, each) for each in state.problems if each.configured]
         for connection, problem in problems:
-            if (connection, problem) not in self._told:
+            if (connection, problem) not in self._logged_problems:
                 about = {"connection": connection} if connection else {}
-                log.warning("configuration problem", **about, **problem.shown())
-        self._told = set(problems)
+                log.warning("configuration problem", **about, **problem.as_dict())
+        self._logged_problems = set(problems)
         states = snapshot.connections.values()
-        self._of_connections = [task for state in states for task in todo.of_connection(state)]
+        self._connection_tasks = [task for state in states for task in todo.connection_tasks(state)]
 
     async def tasks(self, principal: Principal, waiting: int) -> list[Task]:
-        """What needs a person, as far as this one may know of it, the most urgent first."""
+        """The tasks that this principal may know of, the most urgent first."""
         snapshot, db, trouble = self._gateway.snapshot, self._gateway.db, ""
         states, network = snapshot.connections, snapshot.settings.network
-        held, shared = dict[str, int](), dict[str, Credential]()
+        change_counts, shared = dict[str, int](), dict[str, Credential]()
         try:
-            held = await count_held(db)
+            change_counts = await count_held(db)
             if any(people_sign_in(state.settings.auth) for state in states.values()):
-                shared = dict(await self._gateway.keeper.of(""))
+                shared = dict(await self._gateway.keeper.rows_of(""))
         except GatewayError as error:
             trouble = error.code
         tables = todo.tls_tables(network.ca_file, {n: s.settings for n, s in states.items()})
-        found = [
-            *self._of_connections,
-            *todo.of_sign_ins(states.values(), shared if not trouble else None),
-            *todo.of_configuration(self.config_problem, self.problems),
-            *todo.of_group(snapshot.problems),
-            *todo.of_approvals(waiting),
-            *todo.of_changes(held, states),
-            *todo.of_certificates(ending_soon(await self._ends(tables)), states.values()),
-            *todo.of_store(trouble, db.dropped),
+        tasks = [
+            *self._connection_tasks,
+            *todo.sign_in_tasks(states.values(), shared if not trouble else None),
+            *todo.configuration_tasks(self.config_problem, self.problems),
+            *todo.group_tasks(snapshot.problems),
+            *todo.approval_tasks(waiting),
+            *todo.change_tasks(change_counts, states),
+            *todo.ending_tasks(ending_soon(await self._certificate_ends(tables)), states.values()),
+            *todo.store_tasks(trouble, db.dropped),
         ]
-        return todo.ordered(todo.concerning(found, snapshot, principal))
+        return todo.sort_tasks(todo.visible_tasks(tasks, snapshot, principal))
 
     async def report(self, principal: Principal | None) -> dict[str, Any]:
         """The whole state in one object, as far as the caller may know it.
 
-        The status is of everything; what the caller is not told of it is said in `left_out`.
+        The status covers everything; `left_out` says which parts the caller is not told.
         """
         snapshot, store = self._gateway.snapshot, await self._store()
         problems = (*snapshot.problems, *self.problems)
@@ -187,8 +187,8 @@ class Health:
         snapshot, waiting = self._gateway.snapshot, dict[tuple[str, str], int]()
         with suppress(GatewayError):
             waiting = await count_waiting(self._gateway.db, time.time())
-        mine = sum(waiting[who, at] for who, at in waiting if oversees(snapshot, principal, at))
-        return {"todo": [task.shown() for task in await self.tasks(principal, mine)]}
+        count = sum(waiting[user, at] for user, at in waiting if oversees(snapshot, principal, at))
+        return {"todo": [task.as_dict() for task in await self.tasks(principal, count)]}
 
     def _details(
         self, snapshot: Snapshot, principal: Principal | None, problems: Iterable[Problem]
@@ -196,26 +196,26 @@ class Health:
         if principal is None:
             words = "connections and problems: send a token to see them"
             return {"connections": [], "left_out": words}
-        # Not by way of an inquiry: that would wake servers which wait until somebody needs them.
-        seen = view(snapshot, principal, Scope(), ()).connections
+        # Not by way of an inquiry: that would wake lazy servers, which no caller needs here.
+        visible = view(snapshot, principal, Scope(), ()).connections
         states = [s for s in snapshot.connections.values() if may_know(principal, s)]
-        rows = [self._row(state, len(seen.get(state.name, ()))) for state in states]
-        shown = {
+        rows = [self._row(state, len(visible.get(state.name, ()))) for state in states]
+        details = {
             "tools": sum(row["tools"] for row in rows),
             "connections": rows,
             "connections_by_status": Tally(state.status for state in states),
         }
         if not principal.admin or principal.organization is not None:
-            return shown | {"left_out": "problems, and connections of others: admins see them"}
-        told = [each.shown() for each in problems]
-        return shown | {"config_problem": self.config_problem, "problems": told}
+            return details | {"left_out": "problems, and connections of others: admins see them"}
+        problem_rows = [each.as_dict() for each in problems]
+        return details | {"config_problem": self.config_problem, "problems": problem_rows}
 
     def _status(self, snapshot: Snapshot, store: str, problems: Iterable[Problem]) -> str:
         if store != "ok":
             return "failing"
-        failing = any(state.status == "failing" for state in snapshot.connections.values())
-        wrong = any(problem.severity == "error" for problem in problems)
-        return "degraded" if failing or wrong or self.config_problem is not None else "ok"
+        is_failing = any(state.status == "failing" for state in snapshot.connections.values())
+        has_errors = any(problem.severity == "error" for problem in problems)
+        return "degraded" if is_failing or has_errors or self.config_problem is not None else "ok"
 
     def _row(self, state: ConnectionState, tools: int) -> dict[str, Any]:
         return {
@@ -238,85 +238,85 @@ class Health:
 
 
 async def event_stream(inquiry: Inquiry, identity: Identity, request: Request) -> EventStream:
-    """The stream of one reader, from the event after its last on; without one, of what is new."""
+    """The stream of one reader: from the event after its last one on, else of new events."""
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     feed, newest = inquiry.gateway.feed, await last_event_id(inquiry.gateway.db)
-    known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
-    position = min(int(last or 0), newest) if known else newest
-    await feed.say_watched()
+    has_position = last is not None and last.isascii() and last.isdigit() and len(last) < 19
+    position = min(int(last or 0), newest) if has_position else newest
+    await feed.announce_reader()
     reader = Reader(inquiry, identity, fold(request.scope["headers"]), position)
     return feed.stream(inquiry.principal.name, reader.step)
 
 
 class Reader:
-    """Who reads, and what of the tools and connections it was last told."""
+    """A reader of the feed, with the tools and connections it was last told of."""
 
     def __init__(self, inquiry: Inquiry, identity: Identity, fields: Fields, position: int) -> None:
         self._inquiry = inquiry
         self._identity = identity
         self._fields = fields
         self._position = position  # the last event that was told
-        self._tools, self._connections = self._seen()
+        self._tools, self._connections = self._visible_state()
 
     async def step(self, say: Say) -> bool:
-        """Tells what is new; False: nobody may read any more."""
+        """Writes what is new; False: the reader may read no longer."""
         feed = self._inquiry.gateway.feed
         if feed.closing or not await self._may_read():
             return False
         try:
-            await feed.say_watched()
+            await feed.announce_reader()
             while events := await self._events():
                 self._position = events[-1][0]
-                seen = (event for event in events if self._may_see(event[2]))
-                await say(b"".join(frame(kind, data, id) for id, kind, data in seen))
-        except GatewayError as error:  # the store is away; what it holds will still be there
+                visible = (event for event in events if self._may_see(event[2]))
+                await say(b"".join(frame(kind, data, id) for id, kind, data in visible))
+        except GatewayError as error:  # the store is away; its events will still be there
             log.warning("events not read", code=error.code)
         await say(b"".join(self._news()))
         return True
 
     async def _may_read(self) -> bool:
-        """Whether the token still opens; what it shows may be other things now."""
+        """Whether the token is still good; the rights of its principal may have changed."""
         try:
-            now = await self._identity.identify(self._fields)
+            principal = await self._identity.identify(self._fields)
         except Unauthenticated:
             return False
-        same = now.name == self._inquiry.principal.name
-        self._inquiry = self._inquiry.gateway.inquiry(Caller(now))
-        return same
+        is_same = principal.name == self._inquiry.principal.name
+        self._inquiry = self._inquiry.gateway.inquiry(Caller(principal))
+        return is_same
 
     async def _events(self) -> list[tuple[int, str, dict[str, Any]]]:
         """The next events: id, kind, and the execution or approval as it is now."""
         db = self._inquiry.gateway.db
-        told = await events_after(db, self._position)
-        ids = [each.payload for each in told]
-        shown = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
-        shown |= {id: self._decision(row) for id, row in (await get_approvals(db, ids)).items()}
-        return [(each.id, each.kind, shown.get(each.payload, {})) for each in told]
+        events = await events_after(db, self._position)
+        ids = [each.payload for each in events]
+        rows = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
+        rows |= {id: self._decision(row) for id, row in (await get_approvals(db, ids)).items()}
+        return [(each.id, each.kind, rows.get(each.payload, {})) for each in events]
 
     def _may_see(self, data: dict[str, Any]) -> bool:
-        """Whether an event is the reader's business; of one whose row has gone nothing is known."""
+        """Whether the reader may see an event; events without a row are never shown."""
         return bool(data) and self._inquiry.concerns(data["principal"], data["connection"])
 
     def _news(self) -> list[bytes]:
-        """What is not as it was last told."""
-        before, (tools, connections) = self._connections, self._seen()
+        """Events for the tools and connections that are not as they were last told."""
+        before, (tools, connections) = self._connections, self._visible_state()
         frames = []
         if tools != self._tools:
             frames.append(frame("tools_changed", {"revision": self._inquiry.snapshot.revision}))
         for name in sorted(before.keys() | connections.keys()):
             if before.get(name) != connections.get(name):
-                gone = {"name": name, "status": "deleted"}
-                frames.append(frame("connection", connections.get(name, gone)))
+                deletion = {"name": name, "status": "deleted"}
+                frames.append(frame("connection", connections.get(name, deletion)))
         self._tools, self._connections = tools, connections
         return frames
 
-    def _seen(self) -> tuple[str, dict[str, dict[str, Any]]]:
-        inquiry, seen = self._inquiry, self._inquiry.view.connections
+    def _visible_state(self) -> tuple[str, dict[str, dict[str, Any]]]:
+        inquiry, tools = self._inquiry, self._inquiry.view.connections
         connections = {
             state.name: {
                 "name": state.name,
                 "status": state.status,
-                "tools": len(seen.get(state.name, ())),
+                "tools": len(tools.get(state.name, ())),
                 "effective_access": level(inquiry.snapshot, inquiry.principal, state),
             }
             for state in inquiry.connections()
@@ -324,9 +324,9 @@ class Reader:
         return inquiry.view.digest, connections
 
     def _decision(self, approval: Approval) -> dict[str, Any]:
-        # The feed tells of decisions: an approval that was used since was approved.
-        used = {"status": "approved"} if approval.status == "used" else {}
-        return decided_row(self._inquiry.snapshot, approval) | used
+        # The feed tells of decisions: an approval that has been used since was approved.
+        status = {"status": "approved"} if approval.status == "used" else {}
+        return decided_row(self._inquiry.snapshot, approval) | status
 
 
 def frame(kind: str, data: Any, id: int | None = None) -> bytes:

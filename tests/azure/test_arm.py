@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.azure.arm import Resource, connection_name, is_id, named, read_resource
+from gateway.azure.arm import Resource, connection_name, is_id, name_resources, read_resource
 from gateway.azure.connector import Facts
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Build, Problem, Source, pack
@@ -106,11 +106,11 @@ def test_names_that_clash_are_told_apart_and_stay_the_same() -> None:
         return Resource(f"/g/{group}/{name}", name, name, API, "x")
 
     found = [resource("mail", "1"), resource("Mail", "2"), resource("a.b", "1")]
-    names = named([*found, resource("a_b", "1"), resource("demo", "1")], {"demo"})
+    names = name_resources([*found, resource("a_b", "1"), resource("demo", "1")], {"demo"})
     assert len(names) == 5
     assert not {"mail", "a-b", "a_b", "demo"} & names.keys()
-    assert named(found[:1], ()) == {"mail": found[0]}
-    assert named(reversed(found), ()) == named(found, ())
+    assert name_resources(found[:1], ()) == {"mail": found[0]}
+    assert name_resources(reversed(found), ()) == name_resources(found, ())
 
 
 SOURCE = Source("mail", "arm", "Mail", "mail_")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.azure.connector import enveloped, opened, status_number
+from gateway.azure.connector import status_number, unwrap_answer, wrap_request
 from gateway.blocklist import decodings
 from gateway.calls.request import build_request
 from gateway.errors import Fixable
@@ -24,7 +24,7 @@ BASE = f"https://azure.example{ID}"
 
 
 def wrapped(request: Request) -> Any:
-    outer = enveloped(request, BASE, ID)
+    outer = wrap_request(request, BASE, ID)
     assert (outer.method, outer.url) == ("POST", f"{BASE}/dynamicInvoke?api-version=2016-06-01")
     assert outer.body is not None
     return orjson.loads(outer.body)["request"]
@@ -151,7 +151,7 @@ PNG = {"$content-type": "image/png", "$content": base64.b64encode(b"png").decode
 async def test_the_answer_inside_comes_out_as_if_the_api_had_given_it(
     response: object, status: int, headers: dict[str, str], body: bytes
 ) -> None:
-    out = await opened(answered(response), nobody)
+    out = await unwrap_answer(answered(response), nobody)
     assert (out.status, dict(out.headers), out.body) == (status, headers, body)
 
 
@@ -162,9 +162,9 @@ async def test_a_large_answer_is_opened_elsewhere_or_left_as_it_is() -> None:
     async def elsewhere(job: Callable[..., bytes], data: bytes, *arguments: str) -> bytes:
         return job(data, *arguments)
 
-    out = await opened(answer, elsewhere)
+    out = await unwrap_answer(answer, elsewhere)
     assert (out.status, out.body) == (404, text.encode())
-    assert await opened(answer, nobody) is answer
+    assert await unwrap_answer(answer, nobody) is answer
 
 
 async def nobody(job: Callable[..., bytes], data: bytes, *arguments: str) -> None:
@@ -177,10 +177,10 @@ async def test_azures_own_answer_is_left_as_it_is() -> None:
         Answer(200, (), b"not json"),
         Answer(200, (("content-type", "application/json"),), b'{"other":1}'),
     ):
-        assert await opened(answer, nobody) is answer
+        assert await unwrap_answer(answer, nobody) is answer
 
 
 async def test_azures_request_id_stands_in_where_the_api_gives_none() -> None:
     answer = answered({"statusCode": "BadGateway"}, 200, ("x-ms-request-id", "r2"))
-    out = await opened(answer, nobody)
+    out = await unwrap_answer(answer, nobody)
     assert (out.status, out.header("x-ms-client-request-id")) == (502, "r2")

@@ -13,11 +13,11 @@ import pytest
 from gateway.azure.lookup_rules import (
     MISSING,
     Argument,
-    Known,
+    FolderPart,
+    KnownInputs,
     Literal,
     Reference,
     Rule,
-    Selected,
     Step,
     call_of,
     entry_of,
@@ -77,7 +77,7 @@ def test_a_file_picker_takes_what_the_inputs_own_rule_gives() -> None:
     ways = ("value", "Path", "DisplayName", "IsFolder")
     assert values_rule("file", rules) == Rule(
         Step("Open", {"dataset": Literal("default")}, *ways),
-        Step("Browse", {"id": Selected("Id")}, *ways),
+        Step("Browse", {"id": FolderPart("Id")}, *ways),
         parents=False,
         leaves=True,
     )
@@ -172,7 +172,7 @@ def test_every_look_up_of_an_operation_that_is_there_can_be_made(path: Path) -> 
                 if (target := by_id.get(step.operation)) is None:
                     continue  # the look-up itself will say so
                 everything = orjson.loads(tool.input_schema)["properties"]
-                known = Known(tool, dict.fromkeys(everything, "x"), {}, node="x")
+                known = KnownInputs(tool, dict.fromkeys(everything, "x"), {}, node="x")
                 call = call_of(step, target, known, argument)
                 required = orjson.loads(target.input_schema).get("required", [])
                 assert set(required) <= set(call.arguments), (tool.operation, argument)

@@ -294,7 +294,7 @@ async def held(limits: Admission, connection: str, size: int, seconds: float = 0
         return pieces.pop() if pieces else b""
 
     until = asyncio.get_running_loop().time() + seconds
-    with limits.large(connection) as room:
+    with limits.room_for_large(connection) as room:
         body, cut = await collect(read, 8 * LARGE_BYTES, room, until)
     assert cut == (len(body) < size)
     return len(body)
@@ -306,7 +306,7 @@ async def test_few_large_answers_are_held_at_a_time_and_the_others_are_cut() -> 
         with ExitStack() as stack:
             for number in range(LARGE_ANSWERS):
                 assert await held(limits, "other", large, 1) == large
-                room = stack.enter_context(limits.large(str(number)))
+                room = stack.enter_context(limits.room_for_large(str(number)))
                 assert await room.take(asyncio.get_running_loop().time() + 1)
                 assert await held(limits, str(number), large) == LARGE_BYTES  # one a connection
             assert await held(limits, "other", large) == LARGE_BYTES

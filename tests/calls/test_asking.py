@@ -9,10 +9,10 @@ import pytest
 from gateway.calls.questions import (
     asker,
     decision_of,
+    fallback_answer,
     largest_list,
     may_always,
     message,
-    unanswered,
 )
 from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
@@ -286,6 +286,6 @@ async def test_what_is_not_offered_or_not_answered_and_can_not_be_declined_fails
 )
 def test_a_clients_refusal_keeps_its_code_and_its_words(error: Any, code: int, words: str) -> None:
     with pytest.raises(UpstreamFailed) as refused:
-        unanswered("sampling/createMessage", error)
+        fallback_answer("sampling/createMessage", error)
     assert refused.value.details == {"rpc_code": code}
     assert refused.value.message.endswith(f"(sampling): {words}")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.calls.encode import (
     encode_body,
-    joined,
+    join_value,
     pairs,
     percent,
     percent_but_reserved,
@@ -312,7 +312,7 @@ OBJECT = {"R": 100, "G": 200, "B": 150}
 def test_value_is_one_text_as_the_tables_say(
     style: Style, explode: bool, value: Any, text: str
 ) -> None:
-    assert joined(style, explode, "color", value, percent) == text
+    assert join_value(style, explode, "color", value, percent) == text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.answer import Kept, part_of, read_part, shape
+from gateway.calls.answer import WholeAnswer, part_of, read_part, shape
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import STEP_BYTES
@@ -35,7 +35,7 @@ def shaped(answer: Answer, limit: int = 100_000, **more: Any) -> Result:
 
 def shaped_and_kept(
     answer: Answer, limit: int = 100_000, **more: Any
-) -> tuple[Result, Kept | None]:
+) -> tuple[Result, WholeAnswer | None]:
     return shape(answer, Redactor(()), max_output_bytes=limit, result_id="r1", **more)
 
 

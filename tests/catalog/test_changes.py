@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.catalog.changes import by_operation, compare, held, served
+from gateway.catalog.changes import by_operation, changes_to_hold, compare, tools_to_serve
 from gateway.model import (
     CONSTANTS,
     Access,
@@ -155,7 +155,7 @@ def test_tools_of_one_operation_are_told_apart_and_none_is_lost() -> None:
     twice = [tool("same"), tool("same", http=http(method="PUT"))]
     assert list(by_operation(wraps)) == ["book (a)", "book (b)", "book (c)"]
     assert list(by_operation(twice)) == ["same (POST /orders)", "same (PUT /orders)"]
-    assert served(wraps, []) == tuple(wraps)
+    assert tools_to_serve(wraps, []) == tuple(wraps)
 
 
 SAFE, BREAKING, RISKY = (
@@ -174,13 +174,13 @@ SAFE, BREAKING, RISKY = (
     ],
 )
 def test_what_waits_for_an_admin(hold: Any, waiting: list[Change]) -> None:
-    assert held([SAFE, BREAKING, RISKY], hold) == waiting
+    assert changes_to_hold([SAFE, BREAKING, RISKY], hold) == waiting
 
 
 def test_held_tools_are_served_as_they_were() -> None:
     kept, old = tool("kept"), tool("changed")
     new, added = tool("changed", schema=REQUIRED), tool("added")
     changes = compare([kept, old, tool("gone")], [kept, new, added])
-    tools = {each.operation: each for each in served([kept, new, added], changes)}
+    tools = {each.operation: each for each in tools_to_serve([kept, new, added], changes)}
     assert tools == {"kept": kept, "changed": old, "gone": tool("gone")}
     assert orjson.loads(tools["changed"].input_schema) == SCHEMA

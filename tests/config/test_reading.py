@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config.connection import ApiKeyAuth, McpConnection
-from gateway.config.reading import Watched, parse_connection, parse_settings, read_settings
+from gateway.config.reading import ConfigWatch, parse_connection, parse_settings, read_settings
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid, Fixable
 from tests.raising import raises
@@ -92,10 +92,10 @@ async def test_a_file_that_is_still_being_written_is_left_alone(tmp_path: Path) 
     async def apply(settings: Settings) -> None:
         applied.append(settings.limits.page_tools)
 
-    live = Watched(config, first, first, lambda read: read, apply, lambda _: None)
+    live = ConfigWatch(config, first, first, lambda read: read, apply, lambda _: None)
     page = "[limits]\npage_tools = "
     for text, seconds in ((f"{page}7", 60.0), ("", 0.1), (f"{page}8", 60.0)):
         config.write_text(text, encoding="utf-8")
-        look = asyncio.create_task(live.look())
+        look = asyncio.create_task(live.read_edit())
         await asyncio.wait([look], timeout=seconds)
     assert applied == [7, 8]

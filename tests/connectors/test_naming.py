@@ -22,7 +22,7 @@ from gateway.naming import (
     tool_annotations,
     tool_description,
     tool_names,
-    unmatched,
+    unmatched_patterns,
 )
 from tests.definitions import SOURCE
 
@@ -193,7 +193,7 @@ def test_names_that_match_nothing_are_told_with_what_may_have_been_meant() -> No
         "exclude": "'getBok' matches no operation (did you mean 'getBook'?)",
         "operations.delete*": "matches no operation",
     }
-    assert unmatched(source, ["getBook", "listBooks"]) == [
+    assert unmatched_patterns(source, ["getBook", "listBooks"]) == [
         Problem("warning", where, words, configured=True) for where, words in told.items()
     ]
 

@@ -11,7 +11,7 @@ import pytest
 from mcp.client.client import Client
 from playwright.async_api import Browser, FilePayload, Page, expect
 
-from gateway.console.forms import read_asked
+from gateway.console.forms import read_edit
 from tests.conftest import Running, gateway_on
 from tests.console.conftest import (
     DEMO,
@@ -241,7 +241,7 @@ WAYS: list[tuple[dict[str, str], dict[str, Any]]] = [
 def test_what_was_typed_for_another_way_is_left_out(
     posted: dict[str, str], auth: dict[str, Any]
 ) -> None:
-    asked = read_asked({"source": "https://a.example.com/spec", **posted}, {})
+    asked = read_edit({"source": "https://a.example.com/spec", **posted}, {})
     assert asked.values.get("auth", {}) == auth
 
 

@@ -194,7 +194,7 @@ def test_an_hour_is_summed_from_its_counts() -> None:
     hour = sum_hour(COUNTS, [0.1] * 95 + [2.0] * 5)
     assert (hour.calls, hour.rate, hour.errors, hour.refused) == (100, 99, 9, 1)
     assert hour.by_client == Counter({"Claude Code": 99, "Cursor": 1})
-    assert hour.reached == Counter(
+    assert hour.by_access == Counter(
         {("shop", "read"): 90, ("shop", "write"): 9, ("mail", "delete"): 1}
     )
     assert hour.p95_ms == 100.0

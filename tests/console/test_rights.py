@@ -46,7 +46,7 @@ async def send(who: Visitor, path: str, **fields: str) -> httpx2.Response:
 
 
 def settings(office: Running, kind: str, name: str) -> object:
-    rows = office.app.gateway.catalog.rights.held.rows
+    rows = office.app.gateway.catalog.rights.stored.rows
     return next((row.settings for row in rows if (row.kind, row.name) == (kind, name)), None)
 
 
@@ -88,7 +88,7 @@ async def test_all_four_are_made_changed_and_deleted_without_scripts(
         ("bundles", "reading"),
     ):
         assert (await send(root, f"{path}/delete", name=name)).status_code == 303
-    assert office.app.gateway.catalog.rights.held.rows == ()
+    assert office.app.gateway.catalog.rights.stored.rows == ()
 
 
 async def test_what_config_toml_owns_is_shown_and_has_no_form(root: Visitor) -> None:
@@ -124,7 +124,7 @@ async def test_a_forged_form_a_stranger_and_an_organizations_admin_change_nothin
         assert (
             "for admins of no organization" in (await ann.post(f"{AT}/roles/plan", name="x")).text
         )
-    assert office.app.gateway.catalog.rights.held.rows == ()
+    assert office.app.gateway.catalog.rights.stored.rows == ()
 
 
 async def test_a_name_that_is_markup_stays_a_name(office: Running, root: Visitor) -> None:
@@ -134,7 +134,7 @@ async def test_a_name_that_is_markup_stays_a_name(office: Running, root: Visitor
     assert "<img src=x" not in page and "&lt;img src=x" in page
     assert (await root.get(f"{AT}/principals", params={"name": name})).status_code == 200
     await send(root, "principals/delete", name=name)
-    assert office.app.gateway.catalog.rights.held.rows == ()
+    assert office.app.gateway.catalog.rights.stored.rows == ()
 
 
 @pytest.mark.browser

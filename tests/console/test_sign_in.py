@@ -196,7 +196,7 @@ def test_a_minute_without_failures_forgets_them() -> None:
     now = [0.0]
     throttle = Throttle(lambda: now[0])
     for _ in range(FAILURES_A_MINUTE):
-        throttle.failed("a")
+        throttle.count_failure("a")
     assert throttle.wait("a") == 60
     assert throttle.wait("b") == 0
     now[0] = 60
@@ -206,7 +206,7 @@ def test_a_minute_without_failures_forgets_them() -> None:
 def test_many_addresses_together_are_slowed_down_too() -> None:
     throttle = Throttle(lambda: 0.0)
     for i in range(ALL_FAILURES_A_MINUTE):
-        throttle.failed(f"address {i}")
+        throttle.count_failure(f"address {i}")
     assert throttle.wait("a new one") == 60
 
 

@@ -108,8 +108,8 @@ async def test_many_who_refresh_everything_at_once_cost_one_listing_and_one_expo
 
     async def refresh_all() -> None:
         since = time.monotonic()
-        await catalog.list_group(asked=True)
-        await catalog.refresh(catalog.group(), by="ann", asked=True, since=since)
+        await catalog.list_group(on_demand=True)
+        await catalog.refresh(catalog.group(), by="ann", on_demand=True, since=since)
 
     await asyncio.gather(*(refresh_all() for _ in range(8)))
     paths = ("/connections", "/managedApis/office365", "/connections/mail")

@@ -115,13 +115,13 @@ async def test_refreshes_that_are_asked_for_together_share_one_fetch(
     items.fetches.clear()
     items.document, items.guard = items_api(items.url, "items", "more"), slow
     catalog = gateway.app.gateway.catalog
-    asked = asyncio.gather(*(catalog.refresh(["shop"], by="ann", asked=True) for _ in range(12)))
+    runs = asyncio.gather(*(catalog.refresh(["shop"], by="ann", on_demand=True) for _ in range(12)))
     async with asyncio.timeout(60), api(gateway.url) as rest:
         await arrived.wait()
         # Who asks now may know of something that this fetch can't have seen.
         later = asyncio.create_task(rest("POST", "/connections/shop/refresh"))
         go_on.set()
-        assert [report.tools["added"] for [report] in await asked] == [["shop_get_more"]] * 12
+        assert [report.tools["added"] for [report] in await runs] == [["shop_get_more"]] * 12
         assert (await later)[1]["added"] == []
     assert len(items.fetches) == 2
 

@@ -55,13 +55,13 @@ async def running(wire: Wire) -> AsyncIterator[ClientStream]:
         "",
         None,
         holder="one",
-        hears=("tools",),
-        known={"tools": "d0"},
+        kinds=("tools",),
+        known_ids={"tools": "d0"},
         frame=lambda method, params, id: f"{method} {id}".encode(),
         first=b"first",
         last=b"last",
     )
-    served = EventStream(stream.step, stream.woken, lambda: None)
+    served = EventStream(stream.step, stream.wake_up, lambda: None)
     task = asyncio.create_task(served({}, wire.receive, wire.send))
     yield stream
     stream.end()

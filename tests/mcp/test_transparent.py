@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.store.cluster import kept_wishes
+from gateway.store.cluster import load_wishes
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
 from tests.databases import eventually
 from tests.library_peer import SECRET, LibraryPeer, library_peer
@@ -231,7 +231,7 @@ async def until_kept(gateway: Running, count: int) -> None:
     """Waits until the store holds so many wishes."""
 
     async def kept() -> int:
-        return len(await kept_wishes(gateway.app.gateway.db, 0.0))
+        return len(await load_wishes(gateway.app.gateway.db, 0.0))
 
     await eventually(kept, count)
 

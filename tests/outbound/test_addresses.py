@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Fixable
-from gateway.outbound.addresses import networks, permitted
+from gateway.outbound.addresses import is_permitted, networks
 from gateway.outbound.client import locate
 
 PUBLIC = """8.8.8.8 1.1.1.1 172.32.0.1 100.128.0.1 2606:4700:4700::1111 ::ffff:8.8.8.8
@@ -19,14 +19,14 @@ OTHERS = """10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 224.0.0.1
 
 @pytest.mark.parametrize("address", [*PUBLIC, *OTHERS])
 def test_only_public_addresses_are_permitted(address: str) -> None:
-    assert permitted(ipaddress.ip_address(address), ()) is (address in PUBLIC)
+    assert is_permitted(ipaddress.ip_address(address), ()) is (address in PUBLIC)
 
 
 def test_address_inside_an_allowed_network_is_permitted() -> None:
     allowed = networks(["10.0.0.0/8", "fd00::/8", "127.0.0.1"])
     inside = ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::a01:203", "fd00::1", "127.0.0.1"]
     outside = ["192.168.0.1", "fe80::1", "127.0.0.2", "::1"]
-    judged = {a: permitted(ipaddress.ip_address(a), allowed) for a in inside + outside}
+    judged = {a: is_permitted(ipaddress.ip_address(a), allowed) for a in inside + outside}
     assert judged == dict.fromkeys(inside, True) | dict.fromkeys(outside, False)
 
 

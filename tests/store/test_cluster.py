@@ -26,7 +26,7 @@ from gateway.store.cluster import (
     first_use,
     is_ended,
     last_event_id,
-    living,
+    living_replicas,
     signal_soon,
     take_of_window,
 )
@@ -220,14 +220,14 @@ async def test_reader_of_the_feed_misses_nothing_while_two_processes_write(
 async def test_processes_live_while_they_are_heard(db: Database) -> None:
     await beat(db, US)
     await beat(db, Replica("other", "elsewhere", 7, 1.0))
-    assert sorted(await living(db)) == ["other", "us"]
+    assert sorted(await living_replicas(db)) == ["other", "us"]
 
     await silence(db, "other", 16.0)
-    assert await living(db) == ["us"]
+    assert await living_replicas(db) == ["us"]
 
     await beat(db, Replica("other", "elsewhere", 7, 1.0))
     await leave(db, "us")
-    assert await living(db) == ["other"]
+    assert await living_replicas(db) == ["other"]
 
 
 async def test_dead_processes_of_this_host_need_not_be_waited_for(db: Database) -> None:
@@ -244,7 +244,7 @@ async def test_dead_processes_of_this_host_need_not_be_waited_for(db: Database) 
         await beat(db, replica)
 
     assert sorted(await bury_the_dead(db, US)) == ["ended", "had our number"]
-    assert sorted(await living(db)) == ["beside us", "elsewhere", "runs", "us"]
+    assert sorted(await living_replicas(db)) == ["beside us", "elsewhere", "runs", "us"]
 
 
 async def test_two_processes_together_take_no_more_than_is_allowed(

@@ -17,7 +17,7 @@ from gateway.upstream.protocol import (
     Peer,
     RpcFailed,
     broken,
-    encoded,
+    encode_message,
     negotiate,
     request_message,
     timed_out,
@@ -237,4 +237,4 @@ def test_arguments_that_json_cannot_hold_are_the_callers_to_mend(value: Any) -> 
     for _ in range(300):
         value = [value]
     with raises(Fixable, code="invalid_arguments"):
-        encoded({"params": {"arguments": {"a": value}}})
+        encode_message({"params": {"arguments": {"a": value}}})

@@ -20,7 +20,7 @@ from gateway.upstream.registry import Upstreams
 from gateway.upstream.session import Upstream
 
 STDIO_PEER = str(Path(__file__).parents[1] / "stdio_peer.py")
-QUICK = Pace(first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, spacing=0.05)
+QUICK = Pace(first_rest=0.05, longest_rest=0.2, stable=0.5, patience=0.5, poll=30.0, spacing=0.05)
 
 
 OPTIONS = {"hooks", "principal", "deadline"}
