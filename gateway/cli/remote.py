@@ -114,7 +114,7 @@ class Remote:
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None
     ) -> Any:
         """The answer of the REST API; a refusal ends the command with its message."""
-        status, raw = self._exchange(method, f"/api/v1{path}", {}, body, query)
+        status, raw = self.exchange(method, f"/api/v1{path}", {}, body, query)
         value = self._read(status, raw or b"null")
         if status >= 400:
             error = value["error"]
@@ -143,7 +143,7 @@ class Remote:
             "Mcp-Method": method,
             **({"Mcp-Name": name} if name else {}),
         }
-        status, raw = self._exchange("POST", "/mcp", headers, message, on_progress=on_progress)
+        status, raw = self.exchange("POST", "/mcp", headers, message, on_progress=on_progress)
         answer = self._read(status, raw)
         return answer if "result" in answer else {"error": answer["error"]}
 
@@ -187,7 +187,7 @@ class Remote:
         """Prints a value as JSON, or in words."""
         show_json(value) if self.as_json else in_words()
 
-    def _exchange(
+    def exchange(
         self,
         method: str,
         path: str,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import orjson
 import typer
@@ -40,7 +41,7 @@ def list_tools(
         {
             "name": tool["name"],
             "title": tool.get("title", ""),
-            "access": "read" if tool.get("annotations", {}).get("readOnlyHint") else "write",
+            "access": _access_in(tool.get("annotations", {})),
             "tokens": f"≈{token_cost(orjson.dumps(tool))}",
         }
         for tool in found
@@ -62,12 +63,16 @@ def call_tool(
 ) -> None:
     """Call a tool.
 
-    Values that read as JSON are taken as such (`limit=5`, `tags='["a"]'`), others as text. A call
-    that needs a person's word says so and waits; Ctrl-C leaves, and the question stays open.
+    Values that read as JSON are taken as such (`limit=5`, `tags='["a"]'`), others as text; so are
+    those that the tool takes as text alone (`q=1984`). A call that needs a person's word says so
+    and waits; Ctrl-C leaves, and the question stays open.
 
     Examples: `gateway call demo_search_books q=time`, `gateway call demo_get_book '{"id": 3}'`
     """
-    params = {"name": name, "arguments": parse_arguments(arguments or [])}
+    values = parse_arguments(arguments or [])
+    if any(isinstance(value, (int, float)) for value in values.values()):
+        values = parse_arguments(arguments or [], _text_inputs(gateway, name))
+    params = {"name": name, "arguments": values}
     with _show_waiting(gateway) as on_progress:
         # A client name of its own, which never lists: a person who types a name has no old list.
         answer = gateway.mcp("tools/call", params, name, on_progress, f"{CLIENT}-call")
@@ -145,8 +150,34 @@ def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
     return f"\nDid you mean {', '.join(close)}?" if close else "\n`gateway tools` lists yours."
 
 
-def parse_arguments(arguments: list[str]) -> dict[str, Any]:
-    """The values that a command line gives: key=value …, or one JSON object."""
+def _access_in(hints: dict[str, Any]) -> str:
+    if hints.get("readOnlyHint"):
+        return "read"
+    return "delete" if hints.get("destructiveHint") else "write"
+
+
+def _text_inputs(gateway: Remote, name: str) -> set[str]:
+    """The inputs that the tool takes as text alone; none where the gateway does not say."""
+    status, raw = gateway.exchange("GET", f"/api/v1/tools/{quote(name, safe='')}", {}, None)
+    schema = orjson.loads(raw)["input_schema"] if status == 200 else {}
+    kinds = {key: _kinds(each) for key, each in schema.get("properties", {}).items()}
+    return {key for key in kinds if kinds[key] in ({"string"}, {"string", "null"})}
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema names, those of its alternatives among them."""
+    if not isinstance(schema, dict):
+        return set()
+    kinds = schema.get("type", [])
+    alternatives = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    return {*([kinds] if isinstance(kinds, str) else kinds)}.union(*map(_kinds, alternatives))
+
+
+def parse_arguments(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
+    """The values that a command line gives: key=value …, or one JSON object.
+
+    The values of the keys in `texts` are text, even where they would read as JSON.
+    """
     if len(arguments) == 1 and arguments[0].lstrip().startswith("{"):
         value = _json_or_text(arguments[0])
         return value if isinstance(value, dict) else fail("that is not a JSON object", 2)
@@ -154,7 +185,7 @@ def parse_arguments(arguments: list[str]) -> dict[str, Any]:
     for key, separator, _ in pairs:
         if not separator or not key:
             fail(f"{key!r} is not key=value", 2)
-    return {key: _json_or_text(text) for key, _, text in pairs}
+    return {key: text if key in texts else _json_or_text(text) for key, _, text in pairs}
 
 
 def _json_or_text(text: str) -> Any:

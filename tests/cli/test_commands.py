@@ -47,6 +47,7 @@ async def test_call_prints_the_answer_and_json_the_whole_result(demo: Running) -
     assert orjson.loads(await run(demo, "call", "demo_get_book", "id=3"))["title"] == "SPQR"
     found = await run_json(demo, "call", "demo_get_book", '{"id": 3}')
     assert found["structuredContent"]["author"] == "Mary Beard"
+    assert orjson.loads(await run(demo, "call", "demo_search_books", "q=1984"))["total"] == 0
     assert "there is no book 99" in await run(demo, "call", "demo_get_book", "id=99", code=1)
     unknown = await run(demo, "call", "demo_get_bok", code=1)
     assert unknown.startswith("Unknown tool: demo_get_bok\nDid you mean demo_get_book")
