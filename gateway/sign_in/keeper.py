@@ -137,6 +137,8 @@ class Keeper:
         self._replica = replica
         self._public_url = public_url
         self._cached: LRUCache[tuple[str, str], Kept] = LRUCache(MAX_REMEMBERED)
+        # When a renewal that failed is tried again, by owner, connection and version.
+        self._retries: LRUCache[tuple[str, str, int], float] = LRUCache(MAX_REMEMBERED)
         self._lookups: dict[tuple[str, str], asyncio.Task[Kept]] = {}
         self._unsaved: dict[tuple[str, str], tuple[Credential, Credential]] = {}
         signals.on(CREDENTIAL, self._drop_cached)
@@ -283,7 +285,8 @@ class Keeper:
             if refused:
                 raise SignInNeeded from error
             if is_valid:
-                return _good_until(stored, time.time() + TOKEN_SECONDS)
+                self._retries[row.owner, row.connection, row.version] = time.time() + TOKEN_SECONDS
+                return self._open(row)
             if isinstance(error, TokenRefused):
                 raise misconfigured(error) from error
             raise
@@ -348,7 +351,9 @@ class Keeper:
             raise SignInNeeded
         secret = msgspec.convert(value, Secret)
         due = secret.tokens.renew_at if secret.tokens else None
-        return Kept(row, secret, math.inf if due is None else due)
+        credential = Kept(row, secret, math.inf if due is None else due)
+        retry_at = self._retries.get((row.owner, row.connection, row.version), 0.0)
+        return _good_until(credential, retry_at) if retry_at > credential.renew_at else credential
 
 
 def _is_ours_to_mend(error: TokenRefused) -> bool:

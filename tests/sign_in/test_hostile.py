@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select, update
 
 from gateway.calls.credentials import account_of
 from gateway.store import tables
-from gateway.store.credentials import get_credential
+from gateway.store.credentials import CREDENTIAL, get_credential
 from tests.oauth.people import form_of
 from tests.peers import items_api, until
 from tests.sign_in.conftest import House, mcp_client, signed_in_at
@@ -178,6 +178,8 @@ async def test_a_token_that_still_lives_is_used_while_our_own_secret_is_wrong(
     await house.sign_in("ann")
     await make_due(house)
     house.peer.refuses = "invalid_client"
+    assert (await called(house))["output"]["who"] == "ann"
+    house.gateway.app.gateway.approvals.signals.hear(CREDENTIAL, "")  # nothing is cached any more
     assert (await called(house))["output"]["who"] == "ann"
     assert house.peer.refreshes() == 1
 
