@@ -15,11 +15,16 @@ from typing import Any
 from gateway.azure.arm import name_resources
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
 from gateway.catalog.snapshot import ConnectionState, Snapshot, at_rest
-from gateway.config.connection import ArmConnection, Connection, McpConnection
+from gateway.config.connection import (
+    ArmConnection,
+    Connection,
+    McpConnection,
+    OpenApiConnection,
+)
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
-from gateway.model import Found, RawDefinition
+from gateway.model import Found, Problem, RawDefinition
 from gateway.store.catalog import Stored
 
 
@@ -31,8 +36,7 @@ def connection_states(
 ) -> dict[str, ConnectionState]:
     """Every connection by name: put, configured, of the demo, found in Azure."""
     states = {
-        name: at_rest(name, parse_connection(name, values), "stored", revision)
-        for name, values, revision in stored.connections
+        name: _put_state(name, values, revision) for name, values, revision in stored.connections
     }
     states |= {name: at_rest(name, c, "config") for name, c in settings.connections.items()}
     if settings.demo.enabled:
@@ -40,6 +44,18 @@ def connection_states(
     found = _found_in_azure(listing, settings, states)
     states |= {name: at_rest(name, c, "azure") for name, c in found.items()}
     return {name: _with_names(state, stored.found.get(name)) for name, state in states.items()}
+
+
+def _put_state(name: str, values: Any, revision: int) -> ConnectionState:
+    """A connection that was put; one that can't be read any more is switched off and says so."""
+    try:
+        return at_rest(name, parse_connection(name, values), "stored", revision)
+    except Fixable as error:  # the row is damaged, or another version of the gateway wrote it
+        words = f"what is stored can't be read ({error.message}): put the connection again"
+        problems = (Problem("error", "settings", words),)
+        # Whose it was is not known: only admins of no organization see it.
+        settings = OpenApiConnection(kind="openapi", spec="-", enabled=False, organization="")
+        return replace(at_rest(name, settings, "stored", revision), problems=problems)
 
 
 def _with_names(state: ConnectionState, found: Found | None) -> ConnectionState:

@@ -38,6 +38,7 @@ Owner = Callable[[str], str | None]  # the other holder of a name, if there is o
 Origin = Literal["config", "stored", "demo", "azure"]
 NAMING = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
 # The lower rank wins where two connections want one name: a put can't take a configured name.
+# Among put connections the one that was put first wins.
 ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "stored": 3}
 
 
@@ -201,8 +202,11 @@ def assemble(
     former: Collection[FormerName] = (),
     put: PutAccess | None = None,
 ) -> Snapshot:
-    """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
-    ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
+    """A whole snapshot: no two tools of one name, none with a name of the gateway's own.
+
+    Put connections come in the order of their first put.
+    """
+    ordered = sorted(states, key=_precedence)
     spaces = NameSpaces(ordered, settings.capabilities)
     tools: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
@@ -233,6 +237,10 @@ def assemble(
         _with_former_rules(written, names, tools),
         put,
     )
+
+
+def _precedence(state: ConnectionState) -> tuple[int, str]:
+    return ORIGIN_ORDER[state.origin], "" if state.origin == "stored" else state.name
 
 
 # --- names that tools had ------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from cryptography.fernet import InvalidToken
 from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
@@ -32,6 +33,7 @@ from gateway.store.secrets import Seal
 from gateway.store.tables import Change, ChangeDecision, ChangeStatus, FormerName
 
 _connections = tables.connections
+_age = func.coalesce(_connections.c.first_revision, _connections.c.revision)
 _definitions = tables.definitions
 _former = tables.former_names
 _validations = tables.validations
@@ -45,7 +47,7 @@ class Stored:
     """Everything a snapshot needs that is not in config.toml."""
 
     revision: int
-    connections: Sequence[tuple[str, Any, int]]  # name, settings and revision of those put
+    connections: Sequence[tuple[str, Any, int]]  # put, oldest first: name, settings, revision
     found: Mapping[str, Found]
     choices: Mapping[tuple[str, str], Level]
     permissions: Mapping[str, Any] | None  # that were put; None: config.toml is in force
@@ -62,15 +64,22 @@ class StoredCatalog:
     async def load(self, cached: Mapping[str, Found]) -> Stored:
         """All that is stored now; definitions that are in `cached` are not read again."""
         revision = await current_revision(self.db)
-        rows = await self.db.read(lambda tx: tx.execute(select(_connections)).all())
+        by_age = select(_connections).order_by(_age, _connections.c.name)
+        rows = await self.db.read(lambda tx: tx.execute(by_age).all())
         return Stored(
             revision,
-            [(row.name, self._seal.decrypt_json(row.settings), row.revision) for row in rows],
+            [(row.name, self._read_settings(row), row.revision) for row in rows],
             await self._load_definitions(cached),
             await load_choices(self.db),
             await self.db.read(lambda tx: tx.execute(select(_permissions.c.settings)).scalar()),
             await self.db.read(lambda tx: get_all(tx, select(_former), FormerName)),
         )
+
+    def _read_settings(self, row: Any) -> object:
+        try:
+            return self._seal.decrypt_json(row.settings)
+        except (InvalidToken, ValueError):  # one damaged row must not cost all the others
+            return {}
 
     async def _load_definitions(self, cached: Mapping[str, Found]) -> dict[str, Found]:
         found: dict[str, Found] = {}
@@ -123,8 +132,10 @@ class StoredCatalog:
         def unit(tx: Connection, revision: int) -> int:
             if put is not None:
                 _check_revision(tx, name, expected)
+                first = tx.execute(select(_age).filter_by(name=name)).scalar() or revision
                 stamp = {"revision": revision, "updated_at": found.at, "updated_by": by}
-                upsert(tx, _connections, {"name": name, "settings": settings, **stamp})
+                row = {"name": name, "settings": settings, "first_revision": first, **stamp}
+                upsert(tx, _connections, row)
             if tx.execute(same).first() is None:
                 record_changes(tx, name, changes)
             _keep_former(tx, renamed)

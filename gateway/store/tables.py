@@ -125,11 +125,9 @@ revision = _table("revision", {"id": int, "value": int})
 
 facts = _table("facts", {"name": str, "value": bytes}, keys=("name",))
 
-connections = _table(  # their settings sealed
-    "connections",
-    {"name": str, "settings": bytes, "revision": int, "updated_at": float, "updated_by": str},
-    keys=("name",),
-)
+# Put connections, their settings sealed; `revision` is that of the last put.
+_PUT = {"revision": int, "first_revision": int | None, "updated_at": float, "updated_by": str}
+connections = _table("connections", {"name": str, "settings": bytes, **_PUT}, keys=("name",))
 
 definitions = _table(  # `raw` packed with zlib
     "definitions",

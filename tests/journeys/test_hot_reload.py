@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from mcp.client.client import Client
 
-from tests.callers import Operator, api
-from tests.conftest import Running, gateway_on
+from gateway.store.secrets import load_seal
+from tests.callers import Operator, api, names, own_call
+from tests.conftest import OPEN, Running, gateway_on
 from tests.conftest import shared_gateway as gateway
 from tests.mcp.speakers import Era
 from tests.peers import Provider, items_api, provider
@@ -221,3 +225,27 @@ async def test_a_definition_that_cannot_be_read_is_refused_and_nothing_changes(
     assert words in error["message"]
     assert "root:" not in str(error)
     assert gateway.app.gateway.snapshot is before
+
+
+@pytest.mark.parametrize("settings", [b"no seal", None])
+async def test_a_put_connection_whose_row_is_damaged_is_off_says_why_and_stops_no_start(
+    tmp_path: Path, items: Provider, settings: bytes | None
+) -> None:
+    config = tmp_path / "config.toml"
+    async with gateway_on(config, OPEN) as made, Client(made.mcp) as client:
+        for name in ("shop", "other"):
+            put = {"name": name, "kind": "openapi", "spec": items.spec}
+            await own_call(client, "put_connection", **put)
+        sealed = load_seal(tmp_path / "state" / "secret.key").encrypt_json({"kind": "of later"})
+    with closing(sqlite3.connect(tmp_path / "state" / "gateway.db")) as store, store:
+        store.execute(
+            "UPDATE connections SET settings = ? WHERE name = 'shop'", [settings or sealed]
+        )
+    async with gateway_on(config, OPEN) as made, Client(made.mcp) as client:
+        assert "other_get_items" in await names(client)
+        shop = await own_call(client, "get_connection", name="shop")
+        assert shop["status"] == "disabled"
+        assert "can't be read" in shop["problems"][0]["message"]
+        await own_call(client, "put_connection", **(put | {"name": "shop"}))
+        assert "shop_get_items" in await names(client)
+        await own_call(client, "delete_connection", name="shop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,33 @@ async def test_what_is_put_chosen_changed_and_deleted_on_one_holds_on_the_other(
         assert "shop_get_pears" not in await names(other)
         await own_call(client, "delete_connection", name="shop")
         await until(lambda: tools() == set())
+
+
+async def test_of_two_put_connections_with_one_prefix_the_older_keeps_its_names(
+    replicas: tuple[Running, Running],
+) -> None:
+    one, two = replicas
+
+    def owner(replica: Running, name: str) -> str:
+        tool = replica.app.gateway.snapshot.tools.get(name)
+        return tool.connection if tool else ""
+
+    async with provider() as older, provider() as newer, Client(one.mcp) as client:
+        older.document = items_api(older.url, "items")
+        newer.document = items_api(newer.url, "items", "pears")
+        put = {"kind": "openapi", "prefix": "shop_"}
+        await own_call(client, "put_connection", name="zoo", spec=older.spec, **put)
+        await until(lambda: owner(two, "shop_get_items") == "zoo")
+        rival = {"name": "aviary", "spec": newer.spec, **put}
+        preview = await own_call(client, "put_connection", dry_run=True, **rival)
+        added = await own_call(client, "put_connection", **rival)
+        assert [tool["name"] for tool in preview["tools"]] == added["added"] == ["shop_get_pears"]
+        await own_call(client, "put_connection", name="zoo", spec=older.spec, **put)  # once more
+        for replica in replicas:
+            await until(partial(lambda each: owner(each, "shop_get_pears") == "aviary", replica))
+            assert owner(replica, "shop_get_items") == "zoo"
+        await two.app.gateway.catalog.apply(two.app.gateway.snapshot.settings)
+        assert owner(two, "shop_get_items") == "zoo"
 
 
 async def paged_by_four(replica: Running) -> None:
