@@ -460,11 +460,11 @@ class Assembly:
         """Applies edited settings; returns the connections to read, and whether Azure's group."""
         before = self.catalog.current.settings
         refuse_edit(edited, self.catalog.current)
+        names = await self.catalog.apply(edited)  # where it raises, nothing of the edit holds
         self.egress.follow(**edited.network.rules)
         self.limits.resize(edited.limits.max_concurrent_calls)
         if edited.cache != before.cache:
             self.fetcher.remember(edited.cache)
-        names = await self.catalog.apply(edited)
         network_changed = edited.network != before.network
         if network_changed:  # failing connections may be reachable now
             states = self.catalog.current.connections.values()

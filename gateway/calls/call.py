@@ -143,8 +143,10 @@ class Invoker:
         must_ask = self._decide(attempt)
         self._check_arguments(attempt)
         prepared = self._prepared_of(attempt)
-        if prepared.auth.by_people and (question := await self._sign_in(attempt, prepared.auth)):
-            return question
+        if prepared.auth.by_people:
+            question = await self._unless_left(attempt, self._sign_in(attempt, prepared.auth))
+            if question is not None:
+                return question
         approval = await self._obtain_approval(attempt) if must_ask else None
         if isinstance(approval, dict):
             return approval
@@ -175,11 +177,7 @@ class Invoker:
         return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
-        try:
-            first_answer = await self._claim(attempt, approval)
-        except asyncio.CancelledError:
-            self._record_departure(attempt)
-            raise
+        first_answer = await self._unless_left(attempt, self._claim(attempt, approval))
         return first_answer if first_answer is not None else await self._complete(attempt)
 
     async def _complete(self, attempt: Attempt) -> Result:
@@ -268,6 +266,14 @@ class Invoker:
         if answer is not None:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
         return attempt.failure_result(_first_error(attempt, first))
+
+    async def _unless_left(self, attempt: Attempt, step: Awaitable[Result | None]) -> Result | None:
+        """What the step returns; where the caller leaves meanwhile, the call ends here."""
+        try:
+            return await step
+        except asyncio.CancelledError:
+            self._record_departure(attempt)
+            raise
 
     def _record_departure(self, attempt: Attempt) -> None:
         """Records a call that was not sent, or only reads, and whose caller left."""

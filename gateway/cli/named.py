@@ -216,4 +216,4 @@ def _servers_of(file: Path) -> Iterator[str]:
         document = open_document(read_definition(raw))
         yield (default := base_url_of(document, source))
         for operation in find_operations(document):
-            yield operation_base_url(document, operation, source, default)
+            yield operation_base_url(operation, source, default)

@@ -271,6 +271,9 @@ async def watch(
         await live.read_edit()
 
 
+UNREAD = b"\0"  # the text of no configuration
+
+
 @dataclass
 class ConfigWatch:
     """The configuration in force, and the last text that was read of the file."""
@@ -281,21 +284,24 @@ class ConfigWatch:
     adjust: Adjust
     apply: Apply
     report: Report
-    last_text: bytes | None = None
+
+    def __post_init__(self) -> None:
+        # None: there is no file, which is no problem where there was none at the start.
+        self.last_text = UNREAD if self.config.exists() else None
 
     async def read_edit(self) -> None:
         """Reads the file and applies a new edit; a file still being written is left alone."""
-        try:
-            text = await asyncio.to_thread(self.config.read_bytes)
-            if text != self.last_text and self.last_text is not None:
-                await asyncio.sleep(SETTLE_SECONDS)
-                if text != await asyncio.to_thread(self.config.read_bytes):
-                    return  # the next look finds all of it
-        except OSError:
-            return  # between two renames of an editor there may be no file
+        text = await asyncio.to_thread(self._read_text)
         if text == self.last_text:
             return
+        await asyncio.sleep(SETTLE_SECONDS)
+        if text != await asyncio.to_thread(self._read_text):
+            return  # the next look finds all of it
         self.last_text = text
+        if text is None:
+            log.error("configuration can't be read", file=self.config.name)
+            self.report(f"{self.config.name} can't be read: the settings read last stay in force")
+            return
         try:
             settings = self.adjust(parse_settings(text, str(self.config)))
             refuse_parts(settings, str(self.config))
@@ -306,7 +312,14 @@ class ConfigWatch:
         except GatewayError as error:
             log.error("configuration not applied", error=error.message)
             self.report(error.message)
-            self.last_text = None  # it is tried again
+            self.last_text = UNREAD  # it is tried again
+
+    def _read_text(self) -> bytes | None:
+        """The text of the file; None: there is none, as for a moment when an editor renames it."""
+        try:
+            return self.config.read_bytes()
+        except OSError:
+            return None
 
     async def _apply_edit(self, settings: Settings) -> None:
         keys = restart_keys(self.at_start, settings)

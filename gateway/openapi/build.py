@@ -146,9 +146,7 @@ class _Work:
         if operation.problem:
             self.skip(operation, operation.problem, self.base_url)
             return
-        base_url = operations.operation_base_url(
-            self.document, operation, self.source, self.base_url
-        )
+        base_url = operations.operation_base_url(operation, self.source, self.base_url)
         self.home = self.home or base_url
         exclusion = operations.judge(operation, self.marks, self.source, base_url)
         if reason := operations.foreign_host_reason(self.source, self.home, base_url):

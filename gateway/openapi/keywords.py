@@ -232,7 +232,7 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
         parts = parts_of(document, schema)
         if not all(map(is_object, parts)):
             return None
-        properties = _properties(document, parts)
+        properties = _properties(parts)
         for name, raw in _properties_of_kinds(document, document.resolve(schema)).items():
             properties.setdefault(name, raw)
     except Unusable:
@@ -255,7 +255,7 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
     return Shape(properties, required, alternatives, least > 0, others, of_all)
 
 
-def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _properties(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for part in parts:
         for name, raw in mapping(part.get("properties")).items():

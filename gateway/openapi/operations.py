@@ -178,9 +178,7 @@ def base_url_of(document: Document, source: Source) -> str:
     return _first_url(servers if servers else [{"url": "/"}], source.location)
 
 
-def operation_base_url(
-    document: Document, operation: Operation, source: Source, default: str
-) -> str:
+def operation_base_url(operation: Operation, source: Source, default: str) -> str:
     """The operation's base URL: its own server or its path's, unless one is configured."""
     if source.base_url:
         return default

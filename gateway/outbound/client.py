@@ -1,4 +1,4 @@
-"""The one way out: every byte the gateway sends to another server leaves here.
+"""The one way out: every request to an API, an MCP server or a provider of tokens leaves here.
 
 Four promises. An address is judged at the moment it is dialled, not when its name was first looked
 up. An exchange ends at its deadline and at its size, also when the answer is packed or drips. Only
@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import quote, urljoin
 
 import aiohttp
-from aiohttp import ClientResponse
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from aiohttp.connector import Connection
 from cachetools import LRUCache
 from msgspec import Struct
@@ -135,7 +135,7 @@ class Egress:
             read_bufsize=limits.STEP_BYTES,
             max_line_size=limits.STEP_BYTES,
             max_field_size=limits.STEP_BYTES,
-            response_class=_Response,
+            middlewares=(_ask_once,),
         )
         return self
 
@@ -351,18 +351,16 @@ class _ConnectionLost(Exception):
         self.error = error
 
 
-class _Response(ClientResponse):
-    """An answer whose request aiohttp does not repeat.
+async def _ask_once(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    """Sends a request that aiohttp does not repeat.
 
     aiohttp itself repeats a GET, PUT or DELETE whose connection was lost, unless it does not know
     the error.
     """
-
-    async def start(self, connection: Connection) -> ClientResponse:
-        try:
-            return await super().start(connection)
-        except (aiohttp.ClientError, OSError) as error:
-            raise _ConnectionLost(error) from error
+    try:
+        return await send(request)
+    except (aiohttp.ClientError, OSError) as error:
+        raise _ConnectionLost(error) from error
 
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

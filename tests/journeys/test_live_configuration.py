@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,37 @@ async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(
     assert "limits.call_timeout: unknown key" in report["config_problem"]
     edit(gateway.config, OPEN)
     await until(lambda: gateway.app.health.config_problem is None)
+
+
+async def test_a_configuration_that_is_gone_is_told_of_and_its_settings_stay(
+    gateway: Running, rest: Api
+) -> None:
+    before = gateway.app.gateway.snapshot
+    gateway.config.unlink()
+    await until(lambda: gateway.app.health.config_problem is not None)
+    _, report = await rest("GET", "//health")
+    assert "config.toml can't be read" in report["config_problem"]
+    assert gateway.app.gateway.snapshot is before
+    edit(gateway.config, OPEN)
+    await until(lambda: gateway.app.health.config_problem is None)
+
+
+async def test_of_an_edit_that_the_store_keeps_from_being_applied_nothing_holds(
+    gateway: Running, operator: Operator, items: Provider
+) -> None:
+    def store(statement: str) -> None:
+        with closing(sqlite3.connect(gateway.config.parent / "state" / "gateway.db")) as file, file:
+            file.execute(statement)
+
+    await operator.put("shop", items.spec)
+    store("ALTER TABLE choices RENAME TO away")
+    edit(gateway.config, OPEN.replace("127.0.0.1/32", "127.0.0.2/32"))
+    await until(lambda: gateway.app.health.config_problem is not None)
+    assert (await operator.own("shop_get_items", id="1"))["path"] == "/items/1"
+    store("ALTER TABLE away RENAME TO choices")
+    await until(lambda: gateway.app.health.config_problem is None)
+    refusal = await operator.own("shop_get_items", id="1")
+    assert refusal["error"]["code"] == "access_denied"
 
 
 async def test_an_edit_does_not_wait_for_a_server_that_the_last_one_brought(
