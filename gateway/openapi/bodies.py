@@ -251,13 +251,14 @@ def _field_slots(
         # A form has no empty list, and no empty object that takes a field for each key.
         split = [("array", field.media_type is None), ("object", field.style == "deepObject")]
         never_empty = [kind for kind, is_split in split if is_form and is_split]
-        yield inputs.slot_of(around, raw, raw, field.argument, needed, never_empty)
+        yield inputs.slot_of(around, raw, raw, field.argument, needed, never_empty, field.name)
         return
     is_list = _kind_of(_without_null(around.document, raw)) == "array"
     file = _list_if({"type": "string", "contentEncoding": "base64"}, is_list)
     if is_list and needed:
         file["minItems"] = 1
-    schema, rank = inputs.describe_schema(file, mapping(raw), ""), inputs.rank_of(raw)
+    schema = inputs.describe_schema(file, mapping(raw), "", field.name)
+    rank = inputs.rank_of(raw)
     yield Slot(field.argument, schema, needed, rank)
     kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
     media_type = {"type": "string", "pattern": MEDIA_TYPE_PATTERN}

@@ -256,7 +256,7 @@ def parameter_slots(
         sent.append(_parameter(raw, media_type, injected or argument))
         if injected is None:
             never_empty = () if media_type else _NEVER_EMPTY.get(place, ("array", "object"))
-            slots.append(slot_of(around, raw, schema, argument, required, never_empty))
+            slots.append(slot_of(around, raw, schema, argument, required, never_empty, name))
     return sent, slots
 
 
@@ -324,9 +324,11 @@ def slot_of(
     argument: str,
     required: bool,
     never_empty: Collection[str] = (),
+    wire_name: str = "",
 ) -> Slot:
     """The input for a parameter or property; a type in `never_empty` is not sent when empty."""
-    described = describe_schema(around.schemas.translate(schema), mapping(raw), argument)
+    schema_here = around.schemas.translate(schema)
+    described = describe_schema(schema_here, mapping(raw), argument, wire_name)
     if required and isinstance(described, dict):
         target = around.document.find(schema)
         kind = str(target.get("type", "string"))
@@ -336,7 +338,7 @@ def slot_of(
     return Slot(argument, described, required, rank_of(raw), raw)
 
 
-def describe_schema(schema: Schema, raw: Raw, argument: str) -> Schema:
+def describe_schema(schema: Schema, raw: Raw, argument: str, wire_name: str = "") -> Schema:
     """The schema with the title and the description of the parameter around it."""
     if isinstance(schema, bool):
         return schema
@@ -344,6 +346,8 @@ def describe_schema(schema: Schema, raw: Raw, argument: str) -> Schema:
     if title := phrase(raw.get("x-ms-summary"), limits.NAME_CHARS):
         result["title"] = title
     drop_echo(result, argument)
+    if not wire_name.isascii():  # an argument's name is ASCII: the title has the real one
+        result.setdefault("title", phrase(wire_name, limits.NAME_CHARS))
     if description := property_description(raw):
         result["description"] = description
     return result

@@ -129,6 +129,18 @@ def test_argument_names_are_spelled_for_clients_and_told_apart(
     assert list(schema_of(only_tool(getting(*written)))["properties"]) == arguments
 
 
+def test_a_name_that_loses_its_letters_is_the_title() -> None:
+    search = only_tool(getting({"name": "検索", "in": "query", "schema": STRING}))
+    add = only_tool(posting(an_object({"größe": STRING | {"title": "Wie groß"}, "色": STRING})))
+
+    titles = [
+        (name, each["title"])
+        for tool in (search, add)
+        for name, each in schema_of(tool)["properties"].items()
+    ]
+    assert titles == [("query", "検索"), ("gr_e", "Wie groß"), ("body", "色")]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["path", "query", "body"]), st.text(max_size=80))))
 def test_arguments_are_always_distinct_and_within_bounds(wanted: list[tuple[str, str]]) -> None:
     names = ArgumentNames()
