@@ -495,6 +495,5 @@ def digest(data: bytes) -> str:
 def new_id(now: float) -> str:
     """An id that sorts by age: 12 hex digits of time in milliseconds, 20 that nobody can guess."""
     if len(_UNGUESSABLE) < 64:  # more than there are threads; urandom lets them run: ask rarely
-        supply = os.urandom(10 * 256).hex()
-        _UNGUESSABLE.extend(supply[start : start + 20] for start in range(0, len(supply), 20))
+        _UNGUESSABLE.extend(re.findall(".{20}", os.urandom(10 * 256).hex()))
     return f"{int(now * 1000):012x}{_UNGUESSABLE.pop()}"

@@ -324,7 +324,7 @@ def passage(value: Any, length: int) -> str:
 def property_description(raw: Mapping[str, Any]) -> str:
     """What an input means: its description and the names of its values."""
     text = passage(_for_model(raw), limits.MAX_PROPERTY_WORDS)
-    if "x-ms-enum-values" not in raw:
+    if ENUM_NAMES.isdisjoint(raw):
         return text
     return f"{text} {_enum_words(raw)}".strip()
 
@@ -334,13 +334,19 @@ def _for_model(raw: Mapping[str, Any]) -> Any:
     return raw.get("x-ms-description-for-model") or raw.get("description")
 
 
+# Where generators of definitions put the names of an enum's values.
+ENUM_NAMES = frozenset(("x-ms-enum-values", "x-enum-varnames", "x-enumNames"))
+
+
 def _enum_words(raw: Mapping[str, Any]) -> str:
-    entries = raw["x-ms-enum-values"]
-    pairs = [
-        f"{entry.get('value')} = {entry['displayName']}"
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("displayName"), str)
-    ]
+    values, names = raw.get("enum"), raw.get("x-enum-varnames") or raw.get("x-enumNames")
+    if isinstance(entries := raw.get("x-ms-enum-values"), list):
+        entries = [entry for entry in entries if isinstance(entry, dict)]
+        values = [entry.get("value") for entry in entries]
+        names = [entry.get("displayName") for entry in entries]
+    if not (isinstance(values, list) and isinstance(names, list)):
+        return ""
+    pairs = [f"{v} = {n}" for v, n in zip(values, names, strict=False) if isinstance(n, str)]
     return phrase(f"Values: {', '.join(pairs)}.", 160) if pairs else ""
 
 

@@ -189,6 +189,7 @@ def _next_steps(status: int, headers: Mapping[str, str]) -> Iterator[str]:
 # --- errors ---------------------------------------------------------------------------------------
 
 _HINTS = {  # by status, or by its first digit
+    304: "What you have is what the API has: nothing has changed.",
     400: "Check the arguments against what the API says.",
     401: "The API does not accept the connection's credentials; an operator must renew them.",
     403: "The connection's credentials do not permit this; use another tool or ask an operator.",
@@ -209,7 +210,7 @@ def _error_result(answer: Answer, media_type: str) -> Result:
     else:
         text = as_text(body, media_type) or ""
         value = as_json(body, media_type) if text else NOT_JSON
-    words, points_elsewhere = _failure_words(value, text), status < 400
+    words, points_elsewhere = _failure_words(value, text), status < 400 and status != 304
     message = f"The API answered {status} {responses.get(status, '')}".rstrip()
     if points_elsewhere:
         message += " and points elsewhere, which is not followed"
@@ -229,6 +230,8 @@ def _error_result(answer: Answer, media_type: str) -> Result:
     full_text = f"{error['message']}\n{error['hint']}"
     if text and words not in (text, text[:MAX_QUOTE_CHARS]):
         full_text += f"\n\n{error['body']}"
+    for name, key in _ERROR_HEADERS:
+        full_text += f"\n{name.title()}: {error[key]}" if key in error else ""
     return own_result(full_text, {"error": error}, is_error=True)
 
 

@@ -309,7 +309,7 @@ def _refusal(problems: Problems, hint: str = "") -> Fixable:
 def _warnings(tool: Tool, checker: _Checker, arguments: dict[str, Any], lenient: bool) -> Problems:
     """The problems that the caller is only warned of; raises where there are worse problems."""
     schema, problems, warnings = checker.schema, Problems(), Problems()
-    body = tool.http.body if tool.http else None
+    body, hint = tool.http.body if tool.http else None, ""
     for error in checker.errors(arguments):
         if len(problems) > MAX_TOLD_ITEMS:
             break
@@ -322,10 +322,11 @@ def _warnings(tool: Tool, checker: _Checker, arguments: dict[str, Any], lenient:
                 note = "" if target is problems else "; it was sent in the body as it is"
                 target.append({"path": _pointer([name]), "message": f"{_unknown_text(near)}{note}"})
         else:
-            is_warning = lenient and _is_value_in_body(tool, error)
-            (warnings if is_warning else problems).extend(_problems_of(error, schema))
+            may_pass = _is_value_in_body(tool, error)
+            hint = _LENIENT_HINT if may_pass and not lenient else hint
+            (warnings if lenient and may_pass else problems).extend(_problems_of(error, schema))
     if problems:
-        raise _refusal(problems, "" if lenient else _LENIENT_HINT)
+        raise _refusal(problems, hint)
     return warnings[:MAX_TOLD_ITEMS]
 
 

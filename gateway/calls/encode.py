@@ -92,7 +92,12 @@ def pairs(
     elif not value:
         return
     elif isinstance(value, Mapping) and explode and style == "form":
-        yield from ((key, encode(item)) for key, item in _present_items(value))
+        for key, item in value.items():
+            # No style says how a list in an object is written: as servers with such inputs read it.
+            is_plain = isinstance(item, list) and not any(isinstance(i, (dict, list)) for i in item)
+            for each in item if is_plain else (item,):
+                if each is not None:
+                    yield str(key), encode(scalar(each))
     elif isinstance(value, (list, tuple)) and explode:
         yield from ((name, part) for part in _parts(False, value, encode))
     else:

@@ -38,6 +38,7 @@ from gateway.openapi.schema import Schema, default_of
 _FORM_STYLES = ("form", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject")
 _MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
 _READING = ("GET", "HEAD", "DELETE")
+_STRUCTURED, JSON_PATCH = ("json", "form", "multipart"), "json-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,12 @@ def plan_body(around: Surroundings, body: Content, others: Sequence[Slot]) -> Bo
 def choose_content(document: Document, raw: Mapping[str, Any]) -> Content | None:
     """The body in the media type that is sent; a file is JSON only if nothing else is offered."""
 
-    def preference(content: Content) -> tuple[bool, tuple[int, bool]]:
-        structured = media_kind(content.media_type) in ("json", "form", "multipart")
-        return structured and _is_file(document, content.schema), _preference(content.media_type)
+    def preference(content: Content) -> tuple[bool, tuple[int, bool], bool]:
+        kind, preferred = media_kind(content.media_type), _preference(content.media_type)
+        is_structured_file = kind in _STRUCTURED and _is_file(document, content.schema)
+        # A JSON Patch is a list: what is described as an object goes by another kind of patch.
+        is_list = _kind_of(_without_null(document, content.schema)) == "array"
+        return is_structured_file, preferred, JSON_PATCH in content.media_type and not is_list
 
     chosen = min(inputs.contents_of(document, raw), key=preference, default=None)
     if chosen is None:
@@ -112,10 +116,9 @@ def _plan_fields(
     left_out = {name for name in (*visible, *constants) if _is_detour(around, name)}
     visible = {name: raw for name, raw in visible.items() if name not in left_out}
     constants = {name: value for name, value in constants.items() if name not in left_out}
-    fields = [
-        _field(around, body, name, raw, around.names.take(name, "body"))
-        for name, raw in visible.items()
-    ]
+    ordered = sorted(visible, key=inputs.has_no_ascii)
+    arguments = {name: around.names.take(name, "body") for name in ordered}
+    fields = [_field(around, body, n, raw, arguments[n]) for n, raw in visible.items()]
     source = around.source
     injected = {f.name: inputs.injected_name(source, "body", f.name, f.argument) for f in fields}
     fields = [replace(f, argument=injected[f.name] or f.argument) for f in fields]

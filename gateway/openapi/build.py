@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway import naming
-from gateway.limits import MAX_ANSWER_BYTES, MAX_PROBLEMS
+from gateway.limits import MAX_ANSWER_BYTES, MAX_PROBLEMS, NAME_CHARS
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -299,7 +299,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         access=access,
         risk=override.risk or _risk(operation, access),
         trust=source.trust,
-        title=naming.tool_title(operation.raw, naming.short_name(operation)),
+        title=naming.tool_title(operation.raw, _name_in_words(operation)),
         description=naming.tool_description(
             source, operation.raw, override.description, work.place, work.repeated
         ),
@@ -319,6 +319,12 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         security=operations.required_credentials(document, operation),
     )
     return Plan(operation, tool, whole, bundle.input_size(whole, work.input_schemas))
+
+
+def _name_in_words(operation: Operation) -> str:
+    """The operation's name for people: an id that is not ASCII as it is."""
+    id = operation.id or ""
+    return naming.short_name(operation) if id.isascii() else naming.phrase(id, NAME_CHARS)
 
 
 def _is_input(work: _Work, raw: Raw, access: Access) -> bool:

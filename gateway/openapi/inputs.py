@@ -210,6 +210,11 @@ class ArgumentNames:
         return name
 
 
+def has_no_ascii(name: str) -> bool:
+    """Whether nothing of a name fits an argument's: names that fit are taken first."""
+    return not _OUTSIDE.sub("", name)
+
+
 def _spell_out(wire_name: str) -> str:
     """`DateCreated<` and `DateCreated>` with words: without them both would get the same name."""
     if "<" not in wire_name and ">" not in wire_name:
@@ -236,7 +241,9 @@ def parameter_slots(
     """How each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
     slots: list[Slot] = []
-    for raw in sorted(parameters, key=lambda raw: _PLACES.index(raw["in"])):
+    for raw in sorted(
+        parameters, key=lambda raw: (_PLACES.index(raw["in"]), has_no_ascii(raw["name"]))
+    ):
         refuse_callback(raw)
         name, place = raw["name"], raw["in"]
         media_type, media = next(media_entries(raw), (None, raw))
@@ -255,7 +262,9 @@ def parameter_slots(
             continue
         sent.append(_parameter(raw, media_type, injected or argument))
         if injected is None:
-            never_empty = () if media_type else _NEVER_EMPTY.get(place, ("array", "object"))
+            may_be_absent = place == "query" and sent[-1].explode and sent[-1].style == "form"
+            kinds = ("array",) if may_be_absent else ("array", "object")
+            never_empty = () if media_type else _NEVER_EMPTY.get(place, kinds)
             slots.append(slot_of(around, raw, schema, argument, required, never_empty, name))
     return sent, slots
 

@@ -183,7 +183,9 @@ def operation_base_url(operation: Operation, source: Source, default: str) -> st
     if source.base_url:
         return default
     for servers in (operation.raw.get("servers"), operation.item.get("servers")):
-        if servers and (url := _first_url(servers, default + "/" if default else source.location)):
+        # A relative one counts from the definition, unless the API is at another host than that.
+        is_apart = default and _origin(source.location) != _origin(default)
+        if servers and (url := _first_url(servers, f"{default}/" if is_apart else source.location)):
             return url
     return default
 
@@ -318,6 +320,7 @@ def plan_path(
     path, _, query = operation.path.partition("#")[0].partition("?")
     if _is_microsofts(path, declared, microsoft, arm):
         path = path.replace(_CONNECTION, "", 1).replace("//", "/", 1)
+    path = _with_declared_variables(path, declared)
     parameters, fixed = list(declared), dict[str, Raw]()
     for pair in query.split("&") if query else ():
         name, equals, value = pair.partition("=")
@@ -344,6 +347,19 @@ def plan_path(
         if not is_fixed and (raw["in"] != "path" or raw["name"] in variables):
             placed.append(raw)
     return path if path.startswith("/") else f"/{path}", [*placed, *fixed.values()]
+
+
+def _with_declared_variables(path: str, declared: Sequence[Raw]) -> str:
+    """The path with its variables as parameters declare them.
+
+    Frameworks write more into a template than a name: `{id:int}`, `{rest+}`, `{+name}`, `:id`.
+    """
+    for name in {raw["name"] for raw in declared if raw["in"] == "path"}:
+        if f"{{{name}}}" not in path:
+            plain = re.escape(name)
+            written = rf"\{{\+?{plain}(?:[+*?]|[:=][^{{}}]*)?\}}|(?<=/):{plain}(?=/|$)"
+            path = re.sub(written, lambda _, name=name: f"{{{name}}}", path)  # type: ignore[misc]
+    return path
 
 
 def _move(parameters: list[Raw], path: str, variable: str, place: Place, name: str) -> None:

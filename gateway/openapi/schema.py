@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_WIDTH, NAME_CHARS
 from gateway.model import CONSTANTS, Severity
-from gateway.naming import phrase, property_description
+from gateway.naming import ENUM_NAMES, phrase, property_description
 from gateway.openapi import keywords
 from gateway.openapi.document import Document, Unusable, is_internal, mapping, sequence
 from gateway.openapi.keywords import json_text, usable_pattern
@@ -30,9 +30,7 @@ from gateway.openapi.keywords import json_text, usable_pattern
 Schema = dict[str, Any] | bool
 Report = Callable[[Severity, str], None]  # takes a problem that a person should know of
 
-_WORDS = frozenset(
-    ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
-)
+_WORDS = ENUM_NAMES | {"description", "title", "x-ms-summary", "x-ms-description-for-model"}
 _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
     + ("nullable", "x-nullable", "discriminator", "default", "allOf", "anyOf", "oneOf")
@@ -253,6 +251,8 @@ class Schemas:
         if not _WORDS.isdisjoint(raw):
             words = {"description": property_description(raw), "title": _title(raw)}
             result.update((key, text) for key, text in words.items() if text)
+        if raw.get("format") == "int-or-string":  # a port: 80, or a name
+            result["type"] = ["integer", "string"]
         if _MENDED.isdisjoint(raw) and raw.get("type") != "file":
             return
         if isinstance(raw.get("items"), list):

@@ -298,6 +298,12 @@ FAULT = "The fault is on the API's side; try again later."
             "Call the tool for the place it points to, if there is one.",
             {"location": "https://x.test/"},
         ),
+        (
+            Answer(304, (), b""),
+            "304 Not Modified.",
+            "What you have is what the API has: nothing has changed.",
+            {},
+        ),
         (Answer(599, (), b"\xff\0"), "599.", FAULT, {}),
     ],
 )
@@ -305,8 +311,9 @@ def test_error_says_what_and_what_to_do(
     answer: Answer, said: str, hint: str, more: dict[str, Any]
 ) -> None:
     error = {"code": "upstream_error", "message": f"The API answered {said}", "hint": hint}
-    found = shaped(answer)["structuredContent"]
-    assert found == {"error": {**error, "status": answer.status, **more}}
+    result = shaped(answer)
+    assert result["structuredContent"] == {"error": {**error, "status": answer.status, **more}}
+    assert all(str(value) in result["content"][0]["text"] for value in more.values())
 
 
 @given(

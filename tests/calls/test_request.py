@@ -210,6 +210,13 @@ def test_keys_of_an_exploded_object_can_not_pass_for_another_parameter() -> None
         build_request(operation, {"extra": {"tenant": "theirs"}})
 
 
+def test_a_list_in_an_exploded_object_is_its_name_once_more_for_each_item() -> None:
+    operation = path_operation("/a", Parameter("page", "query", "page", "form", True))
+    page = {"number": 2, "sort": ["name,asc", None, "id"], "none": [], "deep": [[1]]}
+    sent = url_of(operation, {"page": page})
+    assert sent == "/a?number=2&sort=name%2Casc&sort=id&deep=%5B%5B1%5D%5D"
+
+
 def test_reserved_value_can_not_begin_another_parameter() -> None:
     operation = path_operation("/a", Parameter("q", "query", "q", "form", True, reserved=True))
     assert url_of(operation, {"q": "x/y:z&admin=1#f"}) == "/a?q=x/y:z%26admin=1%23f"

@@ -28,6 +28,7 @@ from tests.definitions import (
 
 STRING = {"type": "string"}
 NUMBER = {"type": "integer"}
+PATCH = "application/json-patch+json"
 QUERY = {"name": "q", "in": "query", "schema": STRING}
 
 
@@ -267,6 +268,17 @@ def test_what_one_part_of_a_body_says_of_a_property_holds_beside_what_another_sa
     assert schema_of(tool)["properties"] == {
         "size": {"type": "string", "enum": ["s", "m"], "description": "How large."}
     }
+
+
+@pytest.mark.parametrize(
+    ("schema", "chosen"),
+    [({"type": "object"}, "application/merge-patch+json"), ({"type": "array"}, PATCH)],
+)
+def test_a_json_patch_is_a_list_and_other_patches_are_objects(schema: Json, chosen: str) -> None:
+    content = {kind: {"schema": schema} for kind in (PATCH, "application/merge-patch+json")}
+    patch = operation(requestBody={"required": True, "content": content})
+
+    assert body_of(only_tool(openapi({"/a": {"patch": patch}}))).media_type == chosen
 
 
 def test_a_form_without_fields_is_sent_where_it_is_required() -> None:
