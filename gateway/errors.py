@@ -14,7 +14,8 @@
     ├── UpstreamFailed           the other side: upstream_error, upstream_timeout,
     │   │                        upstream_unreachable, outcome_unknown, sign_in_required (with
     │   │                        sign_in_url: where a person signs the connection in)
-    │   └── UpstreamRefused      an MCP server's own JSON-RPC error, to be passed on
+    │   ├── UpstreamRefused      an MCP server's own JSON-RPC error, to be passed on
+    │   └── UpstreamUnreadable   it answered, and nobody knows what: the call may have been made
     └── Broken                   ours: store_unavailable, internal
     UnknownTool                  the one error that is a JSON-RPC error and not a result
     ConfigInvalid                config.toml or a manifest: the process does not start (exit 2)
@@ -132,6 +133,10 @@ class UpstreamRefused(UpstreamFailed):
     rpc_code: int = 0
     rpc_message: str = ""
     rpc_data: Any = None
+
+
+class UpstreamUnreadable(UpstreamFailed):
+    """An answer that breaks the protocol or its bounds: what was done is not known."""
 
 
 class Broken(GatewayError):

@@ -46,7 +46,15 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
-from gateway.errors import Broken, Fixable, GatewayError, NotApproved, Overloaded, UpstreamFailed
+from gateway.errors import (
+    Broken,
+    Fixable,
+    GatewayError,
+    NotApproved,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamUnreadable,
+)
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
@@ -184,10 +192,11 @@ class Invoker:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
             result = attempt.with_meta(await self._send(attempt, self._prepared_of(attempt)))
+            result = with_token(result, attempt.token)
+            execution = attempt.execution(status_in(result), result)
         except (asyncio.CancelledError, Exception) as error:
             return await self._fail(attempt, error)
-        result = with_token(result, attempt.token)
-        await self._record_end(attempt.execution(status_in(result), result))
+        await self._record_end(execution)
         return result
 
     # --- the steps --------------------------------------------------------------------------------
@@ -269,10 +278,12 @@ class Invoker:
 
     async def _unless_left(self, attempt: Attempt, step: Awaitable[Result | None]) -> Result | None:
         """What the step returns; where the caller leaves meanwhile, the call ends here."""
+        id = attempt.id
         try:
             return await step
         except asyncio.CancelledError:
-            self._record_departure(attempt)
+            if attempt.id == id:  # else it waited for the first call with its token
+                self._record_departure(attempt)
             raise
 
     def _record_departure(self, attempt: Attempt) -> None:
@@ -292,8 +303,8 @@ class Invoker:
             task.uncancel()  # the task is the call's own: it goes on to record how the call ended
         error, sent = _error_for_caller(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
-        is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
-        if sent and not is_final:
+        is_refusal = error.code in REFUSED_UPSTREAM and not isinstance(error, UpstreamUnreadable)
+        if sent and not is_refusal and attempt.tool.access != "read":
             error = attempt.unknown_error(error.code) if in_doubt else _unsure_error(error)
         result = attempt.failure_result(error)
         await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)

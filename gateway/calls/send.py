@@ -39,7 +39,13 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Azure
-from gateway.errors import GatewayError, Refused, UpstreamFailed, UpstreamRefused
+from gateway.errors import (
+    GatewayError,
+    Refused,
+    UpstreamFailed,
+    UpstreamRefused,
+    UpstreamUnreadable,
+)
 from gateway.limits import AZURE_SECONDS, MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Principal, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
@@ -185,10 +191,15 @@ class Sender:
 
     async def _take_over(self, attempt: Attempt, result: Result) -> Result:
         """The result as it is; or a preview, in a form that every listed output schema allows."""
+        refuse_malformed(result)
         raw, result = await clear_result(result, attempt.redactor)
         is_error = bool(result.get("isError"))
         if len(raw) <= attempt.max_output_bytes:
-            return {**result, "content": result.get("content", []), "isError": is_error}
+            # What the gateway says of a call stands in `_meta` under names of its own.
+            meta = result.get("_meta") or {}
+            meta = {key: meta[key] for key in meta if not key.startswith("gateway/")}
+            content = result.get("content") or []
+            return {**result, "content": content, "isError": is_error, "_meta": meta}
         if (structured := result.get("structuredContent")) is not None:
             data = await asyncio.to_thread(orjson.dumps, structured)
             # An answer whose text only repeats its data is kept as that data.
@@ -354,13 +365,25 @@ class UpstreamRequests:
         return await every_page(page, prepared.name, kind)
 
 
+def refuse_malformed(result: Result) -> None:
+    """Raises where a server's result is none that a client can read."""
+    content = result.get("content") or []
+    objects = [result.get("structuredContent") or {}, result.get("_meta") or {}]
+    objects += content if isinstance(content, list) else [None]
+    is_sound = all(isinstance(each, dict) for each in objects)
+    if not is_sound or any(
+        p.get("type") == "text" and not isinstance(p.get("text"), str) for p in content
+    ):
+        raise UpstreamUnreadable("upstream_error", "The server's answer is not a tool's result.")
+
+
 async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Result]:
     """An upstream's result without secrets: as JSON, and parsed."""
     try:
         raw = orjson.dumps(result)
     except TypeError as error:
         words = "The server's answer is nested too deeply"
-        raise UpstreamFailed("upstream_error", words) from error
+        raise UpstreamUnreadable("upstream_error", words) from error
     heavy = len(raw) > STEP_BYTES
     cleared = await asyncio.to_thread(redactor.bytes, raw) if heavy else redactor.bytes(raw)
     return cleared, result if cleared is raw else orjson.loads(cleared)

@@ -234,7 +234,7 @@ def assemble(
         problems,
         names,
         {n.name: (tool, n.at) for tool, old_names in names.items() for n in old_names},
-        _with_former_rules(written, names, tools),
+        _with_shared_rules(written, names, tools),
         put,
     )
 
@@ -285,23 +285,33 @@ def _former_by_tool(
     return {tool: names for tool, names in clear.items() if names}
 
 
-def _with_former_rules(
+def _with_shared_rules(
     written: Permissions,
     former: Mapping[str, tuple[FormerName, ...]],
     tools: Mapping[str, Tool],
 ) -> Permissions | None:
-    """The permissions, with the rules that restrict a tool under a former name applied to it.
+    """The permissions, with each rule that restricts an operation applied to all names of its tool.
 
-    None: they change nothing. A rule that allows a former name does not allow the tool now.
+    These are the names that the tool had, and those that a capability gives it. None: they change
+    nothing. A rule that allows the tool under one name does not allow it under another.
     """
+    names = {tool: {tool, *(each.name for each in others)} for tool, others in former.items()}
+    same_operation: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for tool in tools.values():
+        if tool.capability:
+            same_operation[tool.connection, tool.local_name].append(tool.name)
+    for group in same_operation.values():
+        if len(group) > 1:
+            all_names = set(group).union(*(names.get(name, ()) for name in group))
+            names |= dict.fromkeys(group, all_names)
     rules = dict(written.tools)
-    for tool, names in former.items():
-        tool_rules = [rules[name] for name in (tool, *(n.name for n in names)) if name in rules]
-        needs_more = written.level == "read_only" and tools[tool].access != "read"
+    for name, all_names in names.items():
+        tool_rules = {written.tools.get(each) for each in all_names}
+        needs_more = written.level == "read_only" and tools[name].access != "read"
         if "blocked" in tool_rules:
-            rules[tool] = "blocked"
-        elif "confirm" in tool_rules and (tool in rules or not needs_more):
-            rules[tool] = "confirm"
+            rules[name] = "blocked"
+        elif "confirm" in tool_rules and (name in written.tools or not needs_more):
+            rules[name] = "confirm"
     return None if rules == written.tools else written.model_copy(update={"tools": rules})
 
 

@@ -24,7 +24,13 @@ from mcp_types import (
 )
 
 from gateway import __version__
-from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefused
+from gateway.errors import (
+    Fixable,
+    GatewayError,
+    UpstreamFailed,
+    UpstreamRefused,
+    UpstreamUnreadable,
+)
 from gateway.limits import HELD_SECONDS, MAX_ANSWER_BYTES, MAX_CONTAINERS, MAX_QUOTE_CHARS
 from gateway.model import digest
 from gateway.naming import cut, visible
@@ -138,9 +144,15 @@ def broken(
     return UpstreamFailed("upstream_error", f"{upstream} {problem}", hint, **details)
 
 
-def too_large(upstream: str, limit: int, unit: str = "bytes") -> UpstreamFailed:
+def unreadable(upstream: str, problem: str) -> UpstreamUnreadable:
+    """The upstream answered, but nobody can tell what."""
+    hint = "The upstream server is at fault; its operator can mend it."
+    return UpstreamUnreadable("upstream_error", f"{upstream} {problem}", hint)
+
+
+def too_large(upstream: str, limit: int, unit: str = "bytes") -> UpstreamUnreadable:
     """The answer outgrew its bound."""
-    return broken(upstream, f"sent an answer of more than {limit} {unit}")
+    return unreadable(upstream, f"sent an answer of more than {limit} {unit}")
 
 
 def request_message(
@@ -189,7 +201,7 @@ def read_message(data: bytes, upstream: str) -> Message:
     except orjson.JSONDecodeError:
         message = None
     if not isinstance(message, dict):
-        raise broken(upstream, "sent something that is not a JSON-RPC message")
+        raise unreadable(upstream, "sent something that is not a JSON-RPC message")
     return message
 
 
@@ -199,7 +211,7 @@ def outcome(message: Message, upstream: str) -> dict[str, Any]:
         raise RpcFailed(upstream, message["error"])
     result = message.get("result")
     if not isinstance(result, dict):
-        raise broken(upstream, "sent an answer without a result")
+        raise unreadable(upstream, "sent an answer without a result")
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.config.settings import Permissions
@@ -103,3 +105,16 @@ def test_a_read_a_write_and_a_delete_are_decided(
     decided = [decide(each, permissions) for each in TOOLS[:3]]
     assert " ".join(decision.outcome for decision in decided) == outcomes
     assert all(decision.reason for decision in decided)
+
+
+@pytest.mark.parametrize("rule", ["blocked", "confirm", "allowed"])
+@pytest.mark.parametrize("name", ["shop_get_book", "ats_read_book"])
+def test_a_rule_against_one_name_of_an_operation_holds_for_its_other_names(
+    name: str, rule: str
+) -> None:
+    book = replace(tool("shop", "get_book"), capability="read_book", entry=b'{"name":""}')
+    rules = f'[capabilities]\nats = "shop"\n[permissions.tools]\n{name} = "{rule}"'
+    now = snapshot(connection("shop", book), config=rules)
+
+    outcomes = [decide(each, now.permissions).outcome for each in now.tools.values()]
+    assert outcomes == [{"blocked": "block", "allowed": "allow"}.get(rule, rule)] * 2
