@@ -138,6 +138,10 @@ class McpEndpoint:
             seconds = self._core.gateway.snapshot.settings.limits.request_seconds
             complete = COMPLETE_BODY in scope.get("extensions", ())
             body = await read_body(exchange.fields, receive, seconds=seconds, complete=complete)
+            if not complete:  # the caller may have lost rights while the body came
+                exchange = await self._admit(scope, receive, send)
+                if exchange is None:
+                    return
             value = parse(body)
             era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
             await era.post(exchange, value)

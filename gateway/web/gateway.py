@@ -281,16 +281,18 @@ class Gateway:
         return serving
 
     def view_of(
-        self, snapshot: Snapshot, principal: Principal, scope: Scope, form: Form = "full"
+        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Form = "full"
     ) -> View:
         """What the principal sees at this address, in this snapshot and form."""
-        traits = principal.name, principal.role, principal.organization, principal.admin
-        key = (snapshot.revision, scope.kind, scope.names, form, *traits)
+        traits = person.name, person.role, person.organization, person.admin, person.access
+        # A stream may hold the principal with the rights it had when the stream was opened.
+        rights = *traits, *person.connections.items()
+        key = (snapshot.revision, scope.kind, scope.names, form, *rights)
         cached = self._views.get(key)
         if cached is None:
             if len(self._views) >= limits.MAX_REMEMBERED:
                 self._forget()
-            cached = self._views[key] = self._shared_view(snapshot, principal, scope, form)
+            cached = self._views[key] = self._shared_view(snapshot, person, scope, form)
             self._wake_sleepers(snapshot, cached)
         return cached
 

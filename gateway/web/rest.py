@@ -110,6 +110,7 @@ async def _read_request(
     if request.method in POSTING:
         seconds = gateway.snapshot.settings.limits.request_seconds
         raw = await read_body(fields, request.receive, MAX_BODY_BYTES, seconds)
+        principal = await identity.identify(fields)  # it may have lost rights meanwhile
         if raw:
             require_json(fields)
             posted = read_json(raw)  # as strict as MCP is: a call means the same through both doors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -17,8 +18,10 @@ from starlette.responses import Response
 from structlog.testing import capture_logs
 
 from tests.callers import Api, Operator, api, own_call
-from tests.configs import principal, table
+from tests.configs import LOCAL, bearer, principal, table
 from tests.conftest import OPEN, GatewayMaker, Running
+from tests.definitions import operation
+from tests.mcp.raw import ACCEPT, call, modern
 from tests.peers import Provider, provider, soon, until
 from tests.peers_mcp import scripted_peer
 
@@ -200,6 +203,37 @@ async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> No
         edit(gateway.config, principal("bob"))
         await until(lambda: "ann" not in gateway.app.gateway.snapshot.settings.principals)
         assert (await ann("GET", "/capabilities"))[0] == 401
+
+
+@pytest.mark.parametrize("door", ["rest", "mcp"])
+async def test_rights_that_end_while_a_request_comes_are_gone_when_it_is_there(
+    make_gateway: GatewayMaker, items: Provider, door: str
+) -> None:
+    items.document["paths"]["/items/{id}"]["post"] = operation(operationId="add")
+    message, headers = modern(call("shop_add", id="1"))
+    path = "/mcp" if door == "mcp" else "/api/v1/tools/shop_add/call"
+    text = json.dumps(message if door == "mcp" else {"arguments": {"id": "1"}}).encode()
+    free = LOCAL + table("permissions", level="full_access") + items.table()
+    gateway = await make_gateway(free + principal("ann"))
+    await offers(gateway)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield text[:10]
+        edit(gateway.config, free + principal("ann", access="read-only"))
+        people = gateway.app.gateway.snapshot.settings.principals
+        while people["ann"].access != "read-only":
+            await asyncio.sleep(0.02)
+            people = gateway.app.gateway.snapshot.settings.principals
+        yield text[10:]
+
+    async with httpx2.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        sent = {**bearer("ann"), **ACCEPT, **headers}
+        answer = await http.post(path, content=slowly(), headers=sent)
+    assert "Unknown tool: shop_add" in answer.text
+    async with api(gateway.url, "ann") as rest:
+        _, listed = await rest("GET", "/tools")
+    assert [tool["name"] for tool in listed["tools"]] == ["shop_get_items"]
+    assert items.requests == []
 
 
 async def test_clients_stay_connected_while_edits_bring_and_take_connections(
