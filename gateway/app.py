@@ -27,13 +27,13 @@ from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker
 from gateway.calls.credentials import Credentials, PreparedConnections, prove
 from gateway.calls.send import Sender, UpstreamRequests, ask_azure, azure_identity
-from gateway.calls.signing_in import SigningIn
+from gateway.calls.sign_in_question import SigningIn
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.config.connection import McpConnection, people_sign_in
-from gateway.config.reading import Adjust, watch
+from gateway.config.file import Adjust, watch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.console.connections import consent_route, return_address
@@ -46,7 +46,7 @@ from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.certificates import Certificates
 from gateway.outbound.client import Egress, Request
 from gateway.server import GatewayServer, bind
-from gateway.sign_in.keeper import Keeper
+from gateway.sign_in.credentials import Keeper
 from gateway.store.catalog import StoredCatalog
 from gateway.store.cluster import REVISION, Signals, signal_soon
 from gateway.store.credentials import SIGNED

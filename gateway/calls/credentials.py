@@ -50,7 +50,14 @@ from gateway.limits import MAX_REMEMBERED, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
-from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, binding_of, sign_in_required
+from gateway.sign_in.credentials import (
+    Account,
+    Keeper,
+    Kept,
+    SignInNeeded,
+    binding_of,
+    sign_in_required,
+)
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]

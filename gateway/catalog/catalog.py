@@ -58,7 +58,7 @@ from gateway.catalog.snapshot import (
 )
 from gateway.catalog.successors import FormerNames, served_names
 from gateway.config.connection import Connection, without_secrets
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import PARALLEL_REFRESHES, REST_SECONDS, SETTLE_SECONDS

@@ -21,7 +21,7 @@ from gateway.config.connection import (
     McpConnection,
     OpenApiConnection,
 )
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
 from gateway.model import Found, Problem, RawDefinition

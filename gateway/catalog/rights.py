@@ -21,7 +21,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.catalog.snapshot import ConnectionState, PutAccess
-from gateway.config.reading import describe
+from gateway.config.file import describe
 from gateway.config.settings import (
     ADDRESSED,
     ADDRESSED_RULE,

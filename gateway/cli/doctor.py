@@ -26,7 +26,7 @@ from sqlalchemy import func, select
 from gateway import __version__
 from gateway.cli.inspect import check_files, find_problems, preview
 from gateway.config.connection import McpConnection, OpenApiConnection
-from gateway.config.reading import read_settings
+from gateway.config.file import read_settings
 from gateway.config.settings import LOOPBACK_HOSTS, Settings
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.limits import (

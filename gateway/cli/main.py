@@ -21,8 +21,8 @@ from gateway import __version__
 from gateway.cli import manage, rights, tools
 from gateway.cli.bench import bench
 from gateway.cli.connect import connect
+from gateway.cli.first_commands import CONFIG, ConfigFile, add, init, serve
 from gateway.cli.remote import JsonOption, stdio
-from gateway.cli.starting import CONFIG, ConfigFile, add, init, serve
 from gateway.cli.terminal import fail, note, show_json, show_table, working
 from gateway.errors import ConfigInvalid, GatewayError
 
@@ -40,7 +40,7 @@ for command in (serve, init, add):  # they are listed first
 
 def _load(config: Path, level: int = logging.INFO) -> Any:
     """The settings in a file; events are logged from this level on."""
-    from gateway.config.reading import read_settings
+    from gateway.config.file import read_settings
     from gateway.telemetry import set_up
 
     set_up(level)

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from gateway.config.connection import RateLimitTable, Table
-from gateway.config.reading import describe, keys_of
+from gateway.config.file import describe, keys_of
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.model import (
     ACCESS_OF_METHOD,

@@ -34,7 +34,7 @@ from gateway.policy.access import may_know
 from gateway.policy.view import bundles_of
 from gateway.web import credentials, rest
 from gateway.web.access import addresses, claims_roles, known_principals, view_as
-from gateway.web.shown import access_row
+from gateway.web.display import access_row
 
 RULES = ("allowed", "confirm", "blocked")
 

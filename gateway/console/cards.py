@@ -27,7 +27,7 @@ from gateway.limits import MAX_TOLD_ITEMS, MOMENT_SECONDS, PAGE_ENTRIES
 from gateway.store.approvals import list_ended, list_open
 from gateway.store.tables import Approval
 from gateway.web import rest
-from gateway.web.shown import approval_row
+from gateway.web.display import approval_row
 
 WORDS = {
     "approve": "Approved {}",

@@ -53,10 +53,10 @@ from gateway.store.catalog import list_changes
 from gateway.store.secrets import Seal
 from gateway.store.tables import Change
 from gateway.web import own_tools, rest
+from gateway.web.display import azure_resource, change_row, tool_row
 from gateway.web.gateway import Gateway
 from gateway.web.guard import PAGE_HEADERS
 from gateway.web.rest import error_status
-from gateway.web.shown import azure_resource, change_row, tool_row
 
 log = structlog.get_logger("gateway.console")
 

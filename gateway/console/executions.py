@@ -25,8 +25,8 @@ from gateway.console.pages import (
 from gateway.limits import STORE_MANY_ROWS, TABLE_ROWS
 from gateway.store import figures
 from gateway.store.ledger import Filter
+from gateway.web.display import GOING_ON
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import GOING_ON
 
 FACETS = ("status", "connection", "tool", "principal")
 GROUPS = ("connection", "tool")

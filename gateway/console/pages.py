@@ -41,11 +41,11 @@ from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store import ledger
 from gateway.store.approvals import count_waiting
+from gateway.web.display import execution_event
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
 from gateway.web.identity import ConsoleSession, ConsoleSessions, Identity
 from gateway.web.own_tools import connection_rows
-from gateway.web.shown import execution_event
 from gateway.web.todo import Task
 from gateway.web.watch import Health
 

@@ -40,8 +40,8 @@ from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, SEARCH_ENTRIES, TABLE_ROWS
 from gateway.model import Tool, json_bytes
 from gateway.policy.access import decide
+from gateway.web.display import tool_row
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import tool_row
 
 
 async def tools(visit: Visit) -> Response:

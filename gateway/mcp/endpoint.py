@@ -34,8 +34,8 @@ from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, NAME_CHARS
+from gateway.mcp.client_lists import Listings
 from gateway.mcp.era_2025 import CLIENT_SPOKE, Era2025
-from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -61,9 +61,9 @@ from gateway.mcp.methods import (
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import WISH_MADE, ClientStream
 from gateway.model import json_bytes, json_value
+from gateway.store.client_lists import LISTED
 from gateway.store.cluster import SESSION_ENDED, Signals, load_wishes
 from gateway.store.database import Database
-from gateway.store.listed import LISTED
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (

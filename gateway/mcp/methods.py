@@ -35,15 +35,15 @@ from starlette.types import Receive, Send
 from gateway import __version__
 from gateway.calls.admission import CANCEL
 from gateway.calls.call import describe_failure
-from gateway.calls.fitting import error_result, fit_result
 from gateway.calls.questions import fallback_answer
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
+from gateway.calls.result_forms import error_result, fit_result
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.profiles import Serving
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
 from gateway.limits import ATTEND_AFTER_SECONDS, MAX_REMEMBERED, NAME_CHARS
-from gateway.mcp.listed import Listings
+from gateway.mcp.client_lists import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -59,7 +59,7 @@ from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Result, Scope, json_bytes, json_value
 from gateway.naming import cut, visible
 from gateway.policy.view import View
-from gateway.store.listed import ListHolder
+from gateway.store.client_lists import ListHolder
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Fields, event_frame
 from gateway.web.identity import Identity

@@ -29,8 +29,8 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.console.pages import render
 from gateway.errors import Fixable
-from gateway.oauth.entrance import Entrance
 from gateway.oauth.provider import NoSignIn
+from gateway.oauth.sign_in_pages import Entrance
 from gateway.policy.access import may_know
 from gateway.sign_in.client import (
     AuthorizationServer,
@@ -41,8 +41,8 @@ from gateway.sign_in.client import (
     is_answer_of,
     new_secret,
 )
+from gateway.sign_in.credentials import CONNECT_PATH, Account, Keeper, SignInLink, key_of
 from gateway.sign_in.discovery import CALLBACK, CLIENT_DOCUMENT, Discovery, own_document
-from gateway.sign_in.keeper import CONNECT_PATH, Account, Keeper, SignInLink, key_of
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.credentials import forget_registration
 from gateway.web.identity import ConsoleSession

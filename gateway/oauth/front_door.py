@@ -2,8 +2,8 @@
 
     401 on /mcp…              names the document of that address (RFC 9728), which names us
     /.well-known/…            how to go on: our endpoints (RFC 8414)
-    entrance                  the person: sign-in and consent, which give a code
-    desk                      the client: the code for tokens, later a refresh token for new ones
+    sign_in_pages             the person: sign-in and consent, which give a code
+    token_endpoint            the client: the code for tokens, later a refresh token for new ones
 
 A token is then proof like any other (`web.identity`), for its one address, until it expires or
 its grant is revoked.
@@ -23,11 +23,11 @@ from starlette.routing import Route
 from gateway.config.settings import OAuthSettings, Settings
 from gateway.limits import MAX_REMEMBERED
 from gateway.oauth.clients import Clients
-from gateway.oauth.desk import Desk
 from gateway.oauth.documents import authorization_server
-from gateway.oauth.entrance import Entrance
 from gateway.oauth.grants import Grants, Lifetimes
-from gateway.oauth.premises import CORS, Premises, json_answer
+from gateway.oauth.parts import CORS, Premises, json_answer
+from gateway.oauth.sign_in_pages import Entrance
+from gateway.oauth.token_endpoint import Desk
 from gateway.outbound.client import Egress
 from gateway.store.cluster import Signals
 from gateway.store.database import Database

@@ -32,7 +32,7 @@ from gateway.model import (
     pack,
     without_constants,
 )
-from gateway.openapi import bundle, inputs, operations, repeated
+from gateway.openapi import bundle, inputs, operations, repeats
 from gateway.openapi.bodies import BodyPlan, choose_content, plan_body
 from gateway.openapi.document import (
     Document,
@@ -113,7 +113,7 @@ class _Work:
             self.note("error", "it does not say where the API is: give base_url", "servers")
         if not found:
             self.note("warning", "it has no operations, so there are no tools", "paths")
-        self.repeated = repeated.repeated_sentences(found, self.source)
+        self.repeated = repeats.repeated_sentences(found, self.source)
         for operation in found:
             self.plan(operation)
         plans, shared = self.share_words(self.drop_older())
@@ -125,7 +125,7 @@ class _Work:
             format=self.document.format,
             title=_about(self.document, "title", 200),
             purpose=_about(self.document, "description", 400),
-            instructions=repeated.instructions_of(self.repeated, shared),
+            instructions=repeats.instructions_of(self.repeated, shared),
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
@@ -204,7 +204,7 @@ class _Work:
     def share_words(self, plans: Sequence[Plan]) -> tuple[list[Plan], list[str]]:
         """The plans without the words that many inputs share, and these words."""
         whole_inputs = [(plan.tool, plan.input) for plan in plans]
-        schemas, shared = repeated.say_inputs_once(whole_inputs, self.source)
+        schemas, shared = repeats.say_inputs_once(whole_inputs, self.source)
         pairs = zip(plans, schemas, strict=True)
         return [replace(plan, input=schema) for plan, schema in pairs], shared
 

@@ -23,9 +23,9 @@ from gateway.policy.access import configured_principal, decide, may_know, princi
 from gateway.policy.view import View, why_hidden, why_own_hidden
 from gateway.store import catalog as changes
 from gateway.store.oauth import list_grants_that_hold
+from gateway.web.display import access_row
 from gateway.web.gateway import Inquiry
 from gateway.web.identity import scope_of
-from gateway.web.shown import access_row
 
 Json = dict[str, Any]
 

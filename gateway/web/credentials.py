@@ -16,7 +16,7 @@ from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.errors import Fixable, InsufficientScope, NotFound, Refused
-from gateway.sign_in.keeper import Account, key_of
+from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
 from gateway.web.gateway import Inquiry

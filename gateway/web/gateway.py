@@ -27,8 +27,8 @@ from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments, whole_numbers
 from gateway.calls.call import Invoker
-from gateway.calls.fitting import error_result, value_result
 from gateway.calls.record import Caller, Door, refusal_of, with_line
+from gateway.calls.result_forms import error_result, value_result
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
@@ -47,17 +47,17 @@ from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view, withheld
-from gateway.sign_in.keeper import Keeper
+from gateway.sign_in.credentials import Keeper
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
 from gateway.store.tables import EVENTS, RESULT, Approval, Execution
+from gateway.web.display import execution_record
 from gateway.web.guard import EventStream, Step
 from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, resolve_request
-from gateway.web.shown import execution_record
 
 log = structlog.get_logger("gateway.edge")
 

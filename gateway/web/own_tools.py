@@ -32,8 +32,9 @@ from gateway.policy.access import level, may_know
 from gateway.store import ledger
 from gateway.store.ledger import Filter
 from gateway.store.tables import ExecutionStatus
-from gateway.web import shown
-from gateway.web.declared import (
+from gateway.web import display
+from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
+from gateway.web.tool_schemas import (
     CONNECTION,
     Arguments,
     Cursor,
@@ -53,7 +54,6 @@ from gateway.web.declared import (
     count_from,
     declare_tool,
 )
-from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
 
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -102,7 +102,7 @@ async def list_dynamic_tools(
     page, following = _page(names, offset, limit, "" if search else cursor)
     permissions, form = inquiry.snapshot.permissions, inquiry.serving(client).form
     return {
-        "tools": [shown.tool_row(tools[name], permissions, form) for name in page],
+        "tools": [display.tool_row(tools[name], permissions, form) for name in page],
         "total": len(names),
         "tokens": sum(listed_tokens(tools[name], form) for name in names),
         "revision": inquiry.snapshot.revision,
@@ -160,12 +160,12 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Json:
     """One connection in a list, with its sign-in link where that is known."""
     snapshot, principal, gateway = inquiry.snapshot, inquiry.principal, inquiry.gateway
     tools = inquiry.view.connections.get(state.name, ())
-    resource_id = shown.azure_resource(state) if state.status == "unauthenticated" else None
+    resource_id = display.azure_resource(state) if state.status == "unauthenticated" else None
     return {
         "name": state.name,
         "display_name": state.display_name,
         "kind": state.settings.kind,
-        "host": shown.host_of(state.build.base_url) if state.build else "",
+        "host": display.host_of(state.build.base_url) if state.build else "",
         "origin": state.origin,
         "status": state.status,
         "effective_access": level(snapshot, principal, state) or "disabled",
@@ -180,13 +180,13 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Json:
 def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Json:
     """One connection in detail; an admin also gets its settings."""
     row = _connection_row(inquiry, state) | {
-        **shown.access_row(inquiry.snapshot, inquiry.principal, state),
-        "base_url": shown.masked_url(state.build.base_url) if state.build else "",
+        **display.access_row(inquiry.snapshot, inquiry.principal, state),
+        "base_url": display.masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
         "instructions": inquiry.instructions(state.name),
     }
     if inquiry.principal.admin:
-        row["settings"] = shown.masked_settings(state.settings)
+        row["settings"] = display.masked_settings(state.settings)
         row["skipped"] = len(state.skipped)
     return row
 
@@ -373,7 +373,7 @@ async def list_managed_apis(
 ) -> Json:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
     rows = sorted(await inquiry.gateway.directory.managed_apis(), key=lambda row: row["name"])
-    found = shown.matching_rows(rows, search)
+    found = display.matching_rows(rows, search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
 
@@ -384,7 +384,7 @@ async def get_managed_api(
     """What a connection to it needs, and what it can do. `search` finds an operation by words."""
     directory = inquiry.gateway.directory
     api, entries = await asyncio.gather(directory.managed_api(name), directory.api_operations(name))
-    operations = shown.matching_rows(entries, search)
+    operations = display.matching_rows(entries, search)
     return {
         **api,
         "needs_consent": any(each["type"] == SIGN_IN for each in api["parameters"]),
@@ -415,7 +415,7 @@ async def mcp_list_tools(
             "mcp_search_tools gives the server_id of each tool.",
         )
     page, following = _page(names, offset, limit, cursor)
-    rows = [shown.tool_summary(tools[name], inquiry.serving().form) for name in page]
+    rows = [display.tool_summary(tools[name], inquiry.serving().form) for name in page]
     extras = {"instructions": text} if (text := inquiry.instructions(server_id)) else {}
     return {"tools": rows, "total": len(names), "next": following, **extras}
 
@@ -428,8 +428,8 @@ async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_
     names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
     servers = dict.fromkeys(tools[name].connection for name in names or tools)
     return {
-        "tools": [shown.tool_summary(tools[name], inquiry.serving().form) for name in names],
-        "servers": [shown.server_summary(*inquiry.server(name)) for name in servers],
+        "tools": [display.tool_summary(tools[name], inquiry.serving().form) for name in names],
+        "servers": [display.server_summary(*inquiry.server(name)) for name in servers],
     }
 
 
@@ -451,7 +451,7 @@ async def mcp_get_tool_schema(
     raw = tool.output_schema if len(tool.output_schema or b"") <= max_bytes else None
     form, answer = inquiry.serving().form, orjson.loads(raw) if raw and output else None
     return {
-        **shown.tool_summary(tool, form),
+        **display.tool_summary(tool, form),
         "description": tool.description,
         "risk": tool.risk,
         "input_schema": plain_input(tool) if form == "plain" else orjson.loads(schema),

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import Connection, is_per_user, people_sign_in
-from gateway.config.reading import RESTART
+from gateway.config.file import RESTART
 from gateway.config.settings import LOOPBACK_HOSTS
 from gateway.limits import MAX_QUOTE_CHARS
 from gateway.model import Principal, Problem, TlsFiles

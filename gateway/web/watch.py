@@ -40,10 +40,10 @@ from gateway.store.ledger import get_executions
 from gateway.store.tables import Approval, Credential
 from gateway.telemetry import Metrics
 from gateway.web import todo
+from gateway.web.display import decided_row, execution_event
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import EventStream, Fields, HostRules, Say, check_host, event_frame, fold
 from gateway.web.identity import Identity
-from gateway.web.shown import decided_row, execution_event
 from gateway.web.todo import Task
 
 log = structlog.get_logger("gateway.watch")

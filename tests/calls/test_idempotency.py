@@ -20,7 +20,7 @@ from gateway.calls.record import (
     Caller,
     recorded_values,
 )
-from gateway.calls.signing_in import SigningIn
+from gateway.calls.sign_in_question import SigningIn
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import Egress, NoAnswer
 from gateway.store.cluster import Signals

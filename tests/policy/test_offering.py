@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.catalog.snapshot import ConnectionState, assemble
-from gateway.config.reading import parse_settings
+from gateway.config.file import parse_settings
 from gateway.config.settings import Settings
 from gateway.model import Level, Principal, Scope
 from gateway.policy.view import askable, offering, view

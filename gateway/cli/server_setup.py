@@ -21,10 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.cli.named import NamedApi, Options, free_name, without_secrets
+from gateway.cli.named_apis import NamedApi, Options, free_name, without_secrets
 from gateway.cli.remote import Remote, carry_messages
 from gateway.cli.terminal import Tell, note, show_progress, working
-from gateway.config.reading import Adjust, read_settings, refuse_parts, settings_of
+from gateway.config.file import Adjust, read_settings, refuse_parts, settings_of
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from gateway.telemetry import set_up

@@ -40,11 +40,11 @@ from gateway.oauth.documents import (
     granted_scope,
 )
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import Handler, Premises, claims_of
+from gateway.oauth.parts import Handler, Premises, claims_of
 from gateway.oauth.provider import NoSignIn, Provider, principal_name
 from gateway.sign_in.client import new_secret
+from gateway.sign_in.credentials import CONNECT_PATH
 from gateway.sign_in.discovery import CALLBACK
-from gateway.sign_in.keeper import CONNECT_PATH
 from gateway.store.oauth import (
     Consent,
     get_consent,

@@ -26,7 +26,7 @@ import typer
 from gateway.catalog.discover import is_url
 from gateway.cli.connect import write_whole
 from gateway.cli.inspect import preview_connection, print_preview
-from gateway.cli.named import (
+from gateway.cli.named_apis import (
     LOOPBACK,
     NamedApi,
     Options,
@@ -38,7 +38,7 @@ from gateway.cli.named import (
 )
 from gateway.cli.terminal import fail, note, show_json, working
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
-from gateway.config.reading import VARIABLE, parse_settings
+from gateway.config.file import VARIABLE, parse_settings
 from gateway.config.settings import Settings, new_token
 from gateway.errors import ConfigInvalid
 

@@ -31,7 +31,7 @@ from gateway.model import Principal
 from gateway.oauth.clients import Client
 from gateway.oauth.documents import granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import CORS, Handler, Premises, claims_of, json_answer
+from gateway.oauth.parts import CORS, Handler, Premises, claims_of, json_answer
 from gateway.oauth.provider import principal_name
 from gateway.store.cluster import first_use
 from gateway.web.guard import read_body, read_form

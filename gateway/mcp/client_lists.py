@@ -23,8 +23,8 @@ from gateway.errors import GatewayError
 from gateway.limits import MAX_REMEMBERED, MAX_TOLD_NAMES, MOMENT_SECONDS
 from gateway.model import Result
 from gateway.policy.view import View
+from gateway.store.client_lists import Contents, ListHolder, keep_list, last_list, mark_told
 from gateway.store.database import Database
-from gateway.store.listed import Contents, ListHolder, keep_list, last_list, mark_told
 
 CHANGED_META = "gateway/tools_changed"
 
