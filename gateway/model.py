@@ -296,7 +296,7 @@ class RawDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BuiltDefinition:
     """The tools that were made of a definition; equal to another with the same tools."""
 
     build: Build
@@ -306,7 +306,7 @@ class Found:
     # Of an MCP server that was asked just now.
     session: Literal["principal", "shared"] | None = field(default=None, compare=False)
 
-    def without_bytes(self) -> Found:
+    def without_bytes(self) -> BuiltDefinition:
         """The same without the definition's bytes: they are in the store."""
         return replace(self, definition=replace(self.definition, packed=b""))
 

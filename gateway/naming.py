@@ -27,16 +27,7 @@ import orjson
 
 from gateway import limits
 from gateway.markup import plain_text
-from gateway.model import (
-    OWN_TOOL_NAMES,
-    Access,
-    Nameable,
-    Override,
-    Problem,
-    Source,
-    Tool,
-    digest,
-)
+from gateway.model import OWN_TOOL_NAMES, Access, Nameable, Override, Problem, Source, Tool, digest
 
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

@@ -236,7 +236,7 @@ def _refusal(code: str, message: str, seconds: float) -> Overloaded:
     return Overloaded(code, message, f"Try again in {wait} s.", retry_after=wait)
 
 
-class Running:
+class CallTasks:
     """The calls of this process that no request carries, and the work that other calls left.
 
     A write runs in a task of its own: once begun it is finished and recorded, whether or not its

@@ -49,15 +49,8 @@ from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.limits import MAX_REMEMBERED, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
+from gateway.sign_in import credentials as sign_in
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
-from gateway.sign_in.credentials import (
-    Account,
-    Keeper,
-    Kept,
-    SignInNeeded,
-    binding_of,
-    sign_in_required,
-)
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]
@@ -88,10 +81,10 @@ class Proof:
     binding: str = ""  # what these credentials are good for
     subject: str = field(default="", repr=False)  # the caller's own token, to be exchanged
 
-    def account(self, principal: str) -> Account:
+    def account(self, principal: str) -> sign_in.Account:
         """The account whose credentials a call of this principal goes out with."""
         owner = principal if is_per_user(self.settings) else ""
-        return Account(owner, self.owner, self.settings, self.binding)
+        return sign_in.Account(owner, self.owner, self.settings, self.binding)
 
 
 _NO_BUILD = Build("", "", "")
@@ -109,7 +102,7 @@ def proof_of(
     home, binding, by_people = "", "", people_sign_in(settings)
     if by_people:
         home = _home(build, connection)
-        binding = binding_of(settings, f"{connection.address if connection else ''} {home}")
+        binding = sign_in.binding_of(settings, f"{connection.address if connection else ''} {home}")
     proof = Proof(owner, settings, scheme, None, key, home, by_people, binding)
     match settings:
         case NoAuth():
@@ -151,7 +144,7 @@ def _key_grant(key: tuple[str, str], value: str) -> Grant:
     return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
 
 
-def _person_grant(auth: Proof, credential: Kept) -> Grant:
+def _person_grant(auth: Proof, credential: sign_in.OpenCredential) -> Grant:
     """A person's credential, as a request carries it."""
     secret = credential.secret
     is_key = isinstance(auth.settings, ApiKeyAuth)
@@ -200,12 +193,12 @@ class Credentials:
     def __init__(
         self,
         egress: Egress,
-        keeper: Keeper | None = None,
+        people: sign_in.PeopleCredentials | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._egress = egress
-        self.keeper = keeper  # None: nobody can sign in
+        self.people = people  # None: nobody can sign in
         self._clock = clock
         self._tokens: LRUCache[str, _HeldToken] = LRUCache(MAX_REMEMBERED)
         self._caller_tokens: LRUCache[str, str] = LRUCache(MAX_REMEMBERED)
@@ -304,32 +297,34 @@ class Credentials:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self.keeper is not None:
-            await self.keeper.close()
+        if self.people is not None:
+            await self.people.close()
 
     # --- people -----------------------------------------------------------------------------------
 
     async def _grant_of_person(self, auth: Proof, principal: Principal, rejected: int) -> Grant:
         try:
-            if self.keeper is None:
-                raise SignInNeeded
-            credential = await self.keeper.get(auth.account(principal.name), rejected)
-        except SignInNeeded as error:
-            raise sign_in_required(self.keeper, auth.owner, auth.settings, principal) from error
+            if self.people is None:
+                raise sign_in.SignInNeeded
+            credential = await self.people.get(auth.account(principal.name), rejected)
+        except sign_in.SignInNeeded as error:
+            raise sign_in.sign_in_required(
+                self.people, auth.owner, auth.settings, principal
+            ) from error
         return _person_grant(auth, credential)
 
     async def _sign_in_error(
         self, auth: Proof, principal: Principal, grant: Grant
     ) -> UpstreamFailed:
         """The error for an API that does not accept a credential renewed just now."""
-        if self.keeper is not None and isinstance(auth.settings, OAuth2Auth):
-            await self.keeper.refuse(auth.account(principal.name), grant.version)
-        return sign_in_required(self.keeper, auth.owner, auth.settings, principal)
+        if self.people is not None and isinstance(auth.settings, OAuth2Auth):
+            await self.people.refuse(auth.account(principal.name), grant.version)
+        return sign_in.sign_in_required(self.people, auth.owner, auth.settings, principal)
 
     async def _latest_principal(self, auth: Proof) -> str:
         """The principal whose credentials list the tools of a server; "": nobody's."""
         if auth.by_people:
-            names = await self.keeper.holders(auth.owner) if self.keeper else []
+            names = await self.people.holders(auth.owner) if self.people else []
         else:
             names = list(self._caller_tokens)[-1:]
         return names[0] if names else ""
@@ -464,7 +459,7 @@ def _proof(state: ConnectionState, azure: Azure | None) -> Proof:
     return proof_of(AZURE_RUNTIME, auth, build)
 
 
-def account_of(state: ConnectionState, principal: str) -> Account:
+def account_of(state: ConnectionState, principal: str) -> sign_in.Account:
     """The account whose credentials calls of this principal go out with."""
     settings = state.settings
     return proof_of(state.name, settings.auth, state.build, settings).account(principal)

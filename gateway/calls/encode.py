@@ -33,11 +33,7 @@ from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
 
 Encode = Callable[[str], str]
 
-DELIMITERS: Mapping[str, str] = {
-    "spaceDelimited": " ",
-    "pipeDelimited": "|",
-    "tabDelimited": "\t",
-}
+DELIMITERS: Mapping[str, str] = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
 
 
 def scalar(value: Any) -> str:

@@ -25,14 +25,7 @@ from gateway.azure.connector import unwrap_answer, wrap_request
 from gateway.blocklist import may_mean
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
-from gateway.calls.credentials import (
-    AZURE,
-    Credentials,
-    Grant,
-    Prepared,
-    proof_of,
-    redactor_with,
-)
+from gateway.calls.credentials import AZURE, Credentials, Grant, Prepared, proof_of, redactor_with
 from gateway.calls.questions import asker, check_questions
 from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor

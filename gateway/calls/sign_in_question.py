@@ -31,7 +31,7 @@ QUESTION = "sign_in"  # the key of our question in an InputRequiredResult
 
 
 @dataclass(slots=True)
-class SigningIn:
+class SignInQuestions:
     """Has people sign in for their calls."""
 
     credentials: Credentials

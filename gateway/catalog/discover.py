@@ -45,16 +45,12 @@ from gateway.config.settings import Cache, Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import build_upstream
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, UpstreamFailed
-from gateway.limits import (
-    DEFINITION_CACHE_BYTES,
-    DEFINITION_REDIRECTS,
-    DEFINITION_SECONDS,
-)
+from gateway.limits import DEFINITION_CACHE_BYTES, DEFINITION_REDIRECTS, DEFINITION_SECONDS
 from gateway.model import (
     BUILD_CODEC_VERSION,
     NO_TLS_FILES,
     Build,
-    Found,
+    BuiltDefinition,
     Override,
     Problem,
     RawDefinition,
@@ -75,8 +71,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 Exchange = Callable[[Request], Awaitable[Answer]]
 # A connection's credentials, and the function that sends a request with them.
 Prove = Callable[
-    [str, Connection, Build | None],
-    tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]],
+    [str, Connection, Build | None], tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]
 ]
 PREVIEWED = "[preview]"  # the name that a preview's tokens belong to: no connection can have it
 REDIRECTED = Problem(
@@ -96,7 +91,7 @@ class Look:
     name: str
     settings: Connection
     limits: Limits
-    previous: Found | None = None
+    previous: BuiltDefinition | None = None
     is_preview: bool = False  # Azure may not have the connection yet
     served: Build | None = None  # its tools by now: those with short names keep them
     since: float | None = None  # how old an answer fetched for several connections may be
@@ -129,7 +124,7 @@ class Discoverer:
     azure: AzureDirectory
     prove: Prove
 
-    async def discover(self, look: Look) -> Found:
+    async def discover(self, look: Look) -> BuiltDefinition:
         """What a connection offers now; the very object `look.previous` where nothing changed."""
         settings, previous, session = look.settings, look.previous_definition, None
         if isinstance(settings, OpenApiConnection):
@@ -156,7 +151,7 @@ class Discoverer:
         found = await self.rebuild(look, previous if previous and is_same else definition)
         return found if found.session == session else replace(found, session=session)
 
-    async def _discover_openapi(self, look: Look, settings: OpenApiConnection) -> Found:
+    async def _discover_openapi(self, look: Look, settings: OpenApiConnection) -> BuiltDefinition:
         asker = self._asker(look, settings, look.previous)
         found = await self._read_openapi(look, settings, asker)
         second = self._asker(look, settings, found)
@@ -167,7 +162,7 @@ class Discoverer:
 
     async def _read_openapi(
         self, look: Look, settings: OpenApiConnection, asker: Asker | None
-    ) -> Found:
+    ) -> BuiltDefinition:
         previous = look.previous_definition
         definition = await self.fetcher.fetch(
             settings.spec,
@@ -180,7 +175,9 @@ class Discoverer:
         found = await self.rebuild(look, definition)
         return _mark_redirect(found, warn=asker is not None and definition.asked_with is None)
 
-    def _asker(self, look: Look, settings: OpenApiConnection, found: Found | None) -> Asker | None:
+    def _asker(
+        self, look: Look, settings: OpenApiConnection, found: BuiltDefinition | None
+    ) -> Asker | None:
         """The connection itself, where the definition lies on the API's own host; else None."""
         if not _is_on_api_host(settings) or (settings.auth.type == "none" and not settings.headers):
             return None
@@ -193,7 +190,7 @@ class Discoverer:
         max_bytes = look.limits.max_spec_bytes
         return await self.fetcher.fetch(manifest, look.previous_definition, max_bytes=max_bytes)
 
-    async def rebuild(self, look: Look, definition: RawDefinition) -> Found:
+    async def rebuild(self, look: Look, definition: RawDefinition) -> BuiltDefinition:
         """The tools of a definition that is at hand: no network."""
         key, previous = look.key(definition), look.previous
         if previous is not None and previous.build_key == key:
@@ -205,7 +202,7 @@ class Discoverer:
         else:
             source = replace(source, given=look.short_names)
             build = await self.workers.build(definition.packed, source)
-        return Found(build, definition, key)
+        return BuiltDefinition(build, definition, key)
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:
         """Refuses a connection whose calls or tokens would go to a forbidden address."""
@@ -228,7 +225,7 @@ def _is_on_api_host(settings: OpenApiConnection) -> bool:
     return is_url(spec) and (not base_url or locate(base_url).origin() == locate(spec).origin())
 
 
-def _mark_redirect(found: Found, *, warn: bool) -> Found:
+def _mark_redirect(found: BuiltDefinition, *, warn: bool) -> BuiltDefinition:
     """With the warning where the definition was fetched without credentials, else without it."""
     build = found.build
     if (REDIRECTED in build.problems) == warn:

@@ -44,24 +44,11 @@ from gateway.console.pages import (
     render,
 )
 from gateway.errors import Broken, GatewayError, NotFound, Unauthenticated
-from gateway.limits import (
-    FORM_BYTES,
-    LIVE_SECONDS,
-    MAX_BODY_BYTES,
-    MOMENT_SECONDS,
-    PING_SECONDS,
-)
+from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS, PING_SECONDS
 from gateway.store.cluster import newest_ids
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import (
-    PAGE_HEADERS,
-    Form,
-    Say,
-    check_origin,
-    event_frame,
-    read_form,
-)
+from gateway.web.guard import PAGE_HEADERS, Form, Say, check_origin, event_frame, read_form
 from gateway.web.identity import (
     COOKIE,
     ConsoleSession,

@@ -229,7 +229,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisibleFigures:
     """The figures that one visitor may see; counts are cached for all visitors."""
 
     inquiry: Inquiry

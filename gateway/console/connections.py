@@ -67,7 +67,7 @@ async def connections(visit: Visit) -> Response:
     chosen = choose_rows(nav.connections, filter, "name", "display_name", "kind", "host")
     columns = ("display_name", "status", "tools", "tokens", "last_refresh")
     rows, sort = sort_rows(visit, chosen, filter, *columns)
-    lines = await visit.sight.lines("connection", [row["name"] for row in rows])
+    lines = await visit.figures.lines("connection", [row["name"] for row in rows])
     return await list_page(
         visit, "connections.html", "Connections", rows, filter, nav=nav, lines=lines, sort=sort
     )
@@ -81,7 +81,9 @@ async def connection(visit: Visit) -> Response:
         return file
     files = file_links(visit, values["filter"])
     title = clip(values["connection"]["display_name"], 60)
-    charts = await visit.sight.charts(visit.query("range"), connection=values["connection"]["name"])
+    charts = await visit.figures.charts(
+        visit.query("range"), connection=values["connection"]["name"]
+    )
     return await page(visit, "connection.html", title, nav, files=files, **values, **charts)
 
 

@@ -26,7 +26,7 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway import __version__
 from gateway.catalog.snapshot import Snapshot
-from gateway.console.charts import Sight, duration, span_words
+from gateway.console.charts import VisibleFigures, duration, span_words
 from gateway.errors import Fixable
 from gateway.limits import (
     CODE_CHARS,
@@ -122,9 +122,9 @@ class Visit:
         return {name: self.query(name) for name in names}
 
     @property
-    def sight(self) -> Sight:
+    def figures(self) -> VisibleFigures:
         """The figures of the calls that the visitor may see."""
-        return Sight(self.inquiry, self.backend.figures)
+        return VisibleFigures(self.inquiry, self.backend.figures)
 
     def render(self, template: str, **values: Any) -> str:
         """A template with these values, the visitor's principal and the form token."""

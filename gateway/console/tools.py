@@ -63,7 +63,7 @@ async def tools(visit: Visit) -> Response:
         "tools.html",
         "Tools",
         rows=[tool_row(tool, permissions) for tool in page_tools],
-        lines=await visit.sight.lines("tool", [tool.name for tool in page_tools]),
+        lines=await visit.figures.lines("tool", [tool.name for tool in page_tools]),
         sort=sort,
         total=total,
         start=start,
@@ -131,7 +131,7 @@ async def tool(visit: Visit) -> Response:
         schema=schema,
         output=orjson.loads(named_tool.output_schema) if named_tool.output_schema else None,
         written=orjson.dumps(values, option=orjson.OPT_INDENT_2).decode() if values else "",
-        **await visit.sight.charts(visit.query("range"), tool=named_tool.name),
+        **await visit.figures.charts(visit.query("range"), tool=named_tool.name),
     )
 
 

@@ -50,10 +50,10 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.methods import (
     SERVER_INFO,
-    Core,
     Exchange,
     RequestStopped,
     RpcRequest,
+    SharedParts,
     client_name,
     find_method,
     rpc_error,
@@ -108,7 +108,7 @@ class McpEndpoint:
         self._db = db
         pass_through = PassThrough(gateway, identity, requests, db)
         self.streams = pass_through.streams
-        self._core = Core(gateway, identity, pass_through, Listings(db))
+        self._core = SharedParts(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what that client calls itself.
         self.contacts: dict[str, tuple[float, bytes]] = {}
@@ -256,7 +256,7 @@ _ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 class Era2026:
     """The requests of clients that repeat their name and capabilities in each request."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: SharedParts) -> None:
         self._core = core
 
     async def post(self, exchange: Exchange, value: object) -> None:

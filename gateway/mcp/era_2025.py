@@ -40,10 +40,10 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.methods import (
     SERVER_INFO,
-    Core,
     Exchange,
     RequestStopped,
     RpcRequest,
+    SharedParts,
     client_name,
     client_of,
     find_method,
@@ -138,7 +138,7 @@ class SealedSessions:
 class Era2025:
     """The requests of clients that open a session with a handshake."""
 
-    def __init__(self, core: Core, seal: Seal, db: Database) -> None:
+    def __init__(self, core: SharedParts, seal: Seal, db: Database) -> None:
         self._core = core
         self._db = db
         self.sessions = SealedSessions(seal, db)

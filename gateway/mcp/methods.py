@@ -78,7 +78,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
-class Core:
+class SharedParts:
     """What all requests share."""
 
     gateway: Gateway
@@ -113,7 +113,7 @@ class Exchange(msgspec.Struct):
 class RpcRequest(msgspec.Struct):
     """One JSON-RPC request, its HTTP exchange and its caller."""
 
-    core: Core
+    core: SharedParts
     exchange: Exchange
     message: Message
     caller: Caller
@@ -225,7 +225,7 @@ def _check_param_headers(
         raise RpcError(rejection.code, rejection.message, rejection.data)
 
 
-async def _fit_for_client(core: Core, inquiry: Inquiry, name: str, result: Result) -> Result:
+async def _fit_for_client(core: SharedParts, inquiry: Inquiry, name: str, result: Result) -> Result:
     """A call's result in the form its client takes, with news of its tools."""
     serving, view, snapshot = inquiry.serving(), inquiry.view, inquiry.snapshot
     if not serving.takes_all:

@@ -32,7 +32,7 @@ CORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Premises:
+class FrontDoorParts:
     """The parts of the gateway that the front door works with, and its address."""
 
     db: Database

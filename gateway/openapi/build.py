@@ -46,7 +46,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import Content, Raw, Slot, Surroundings
+from gateway.openapi.inputs import Content, OperationContext, Raw, Slot
 from gateway.openapi.keywords import json_text
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Schemas
@@ -280,11 +280,11 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
     path, placed = operations.plan_path(operation, declared, microsoft=microsoft, arm=arm)
     parameters = [raw for raw in placed if _is_input(work, raw, access)]
-    around = Surroundings(document, work.input_schemas, source, work.note, operation.method)
-    sent, slots = inputs.parameter_slots(around, parameters)
+    context = OperationContext(document, work.input_schemas, source, work.note, operation.method)
+    sent, slots = inputs.parameter_slots(context, parameters)
     body_plan, body = BodyPlan(None), choose_content(document, raw_body)
     if body is not None:
-        body_plan = plan_body(around, body, tuple(slots))
+        body_plan = plan_body(context, body, tuple(slots))
         slots.extend(body_plan.slots)
     lookups = inputs.look_ups(document, slots, body.schema if body else None) if microsoft else b""
     if lookups:

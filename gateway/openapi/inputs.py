@@ -219,7 +219,7 @@ def _spell_out(wire_name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class OperationContext:
     """The context in which the arguments of one operation are made."""
 
     document: Document
@@ -231,7 +231,7 @@ class Surroundings:
 
 
 def parameter_slots(
-    around: Surroundings, parameters: Sequence[Raw]
+    context: OperationContext, parameters: Sequence[Raw]
 ) -> tuple[list[Parameter], list[Slot]]:
     """How each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
@@ -241,14 +241,14 @@ def parameter_slots(
         name, place = raw["name"], raw["in"]
         media_type, media = next(media_entries(raw), (None, raw))
         schema, required = mapping(media).get("schema", {}), is_required(raw)
-        default = raw.get("default", around.document.find(schema).get("default"))
+        default = raw.get("default", context.document.find(schema).get("default"))
         # Callers are not asked for what is internal; without a default, a look-up may give it.
         hidden = is_internal(raw) and (default is not None or not required)
         argument = (
-            name if hidden else around.names.take(raw.get("x-gateway-argument") or name, place)
+            name if hidden else context.names.take(raw.get("x-gateway-argument") or name, place)
         )
-        injected = injected_name(around.source, place, name, argument)
-        if injected is None and is_left_out(around, name, place):
+        injected = injected_name(context.source, place, name, argument)
+        if injected is None and is_left_out(context, name, place):
             continue
         if hidden:
             sent.append(_parameter(raw, media_type, None, default))
@@ -256,7 +256,7 @@ def parameter_slots(
         sent.append(_parameter(raw, media_type, injected or argument))
         if injected is None:
             never_empty = () if media_type else _NEVER_EMPTY.get(place, ("array", "object"))
-            slots.append(slot_of(around, raw, schema, argument, required, never_empty))
+            slots.append(slot_of(context, raw, schema, argument, required, never_empty))
     return sent, slots
 
 
@@ -284,12 +284,12 @@ def _parameter(
     )
 
 
-def is_left_out(around: Surroundings, name: str, place: str) -> bool:
+def is_left_out(context: OperationContext, name: str, place: str) -> bool:
     """Whether an input is left out, with a warning: it could make the request another one."""
     if not may_reroute(name, place):
         return False
     words = "it could make the request another one; `inject` it if the API needs it"
-    around.report("warning", f"{name} ({place}) is left out: {words}")
+    context.report("warning", f"{name} ({place}) is left out: {words}")
     return True
 
 
@@ -318,7 +318,7 @@ def rank_of(raw: Any) -> int:
 
 
 def slot_of(
-    around: Surroundings,
+    context: OperationContext,
     raw: Any,
     schema: Any,
     argument: str,
@@ -326,9 +326,9 @@ def slot_of(
     never_empty: Collection[str] = (),
 ) -> Slot:
     """The input for a parameter or property; a type in `never_empty` is not sent when empty."""
-    described = describe_schema(around.schemas.translate(schema), mapping(raw), argument)
+    described = describe_schema(context.schemas.translate(schema), mapping(raw), argument)
     if required and isinstance(described, dict):
-        target = around.document.find(schema)
+        target = context.document.find(schema)
         kind = str(target.get("type", "string"))
         is_choice = kind == "string" and "enum" in target
         if kind in never_empty and not is_choice and not target.get(_LEAST[kind]):

@@ -49,7 +49,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class LinkCallbacks:
     """What a link is given to work with."""
 
     new_session: Callable[[], Session]
@@ -62,7 +62,7 @@ class Link(ABC):
     """The connection to one upstream, of one principal or of all."""
 
     def __init__(
-        self, upstream: Upstream, means: Means, *, lazy: bool, peer: Peer | None = None
+        self, upstream: Upstream, callbacks: LinkCallbacks, *, lazy: bool, peer: Peer | None = None
     ) -> None:
         self.name = upstream.name
         self.upstream = upstream
@@ -71,13 +71,13 @@ class Link(ABC):
         self.state: State = "idle"
         self.last_used = asyncio.get_running_loop().time()
         self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
-        self.watches = Watches(self, means.notice)
+        self.watches = Watches(self, callbacks.notice)
         http = upstream.transport == "http"
         self.connect_seconds = upstream.timeout_seconds if http else limits.LONGEST_REST_SECONDS
         self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
-        self._means = means
+        self._callbacks = callbacks
         self._lazy = lazy
-        self._pace = means.pace
+        self._pace = callbacks.pace
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None  # the session that callers may use
         self._current: Session | None = None  # the session to be closed
@@ -167,7 +167,7 @@ class Link(ABC):
 
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
-        session, level = session or self._session, self._means.log_level()
+        session, level = session or self._session, self._callbacks.log_level()
         if session is None or level is None or session.peer.era == "modern":
             return
         if "logging" in session.peer.capabilities:
@@ -256,7 +256,7 @@ class Link(ABC):
         self.state = "connecting"
         if self._attempt.done():
             self._attempt = self._loop.create_future()
-        session = self._current = self._means.new_session()
+        session = self._current = self._callbacks.new_session()
         try:
             await session.connect(self.peer.era if self.peer else None, self.connect_seconds)
             self.peer = session.peer

@@ -30,7 +30,7 @@ from gateway.limits import STEP_BYTES
 from gateway.outbound.client import Egress
 from gateway.upstream import protocol
 from gateway.upstream.http import Headers, HttpSession
-from gateway.upstream.link import Link, Means, Pace
+from gateway.upstream.link import Link, LinkCallbacks, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
 from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
 from gateway.upstream.session import Listing, Session, Upstream, complete, end_tasks
@@ -274,7 +274,7 @@ class Upstreams:
             if not link.take_note(method) and link.sharing == "shared":
                 tell(method, params)
 
-        means = Means(
+        callbacks = LinkCallbacks(
             lambda: self._session(
                 name, None, link, notice, protocol.SESSION_CAPABILITIES["sampling"]
             ),
@@ -284,7 +284,7 @@ class Upstreams:
         )
         link = ListingLink(
             upstream,
-            means,
+            callbacks,
             on_change=lambda: self._tell(self.on_tools_changed, name),
             on_trouble=lambda error: self._tell(self.on_trouble, name, error),
         )
@@ -298,13 +298,13 @@ class Upstreams:
             if method in (UPDATED, LOGGED):  # of changed lists the session that lists hears too
                 tell(method, params)
 
-        means = Means(
+        callbacks = LinkCallbacks(
             lambda: self._session(name, principal, lister, notice, sampling),
             tell,
             lambda: self.log_level(principal),
             self._pace,
         )
-        return OwnLink(lister, means)
+        return OwnLink(lister, callbacks)
 
     def _session(
         self, name: str, principal: str | None, lister: ListingLink, notice: Notice, sampling: Any

@@ -47,7 +47,7 @@ from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view, withheld
-from gateway.sign_in.credentials import Keeper
+from gateway.sign_in.credentials import PeopleCredentials
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
@@ -241,7 +241,7 @@ class Gateway:
     db: Database
     feed: Feed
     directory: AzureDirectory
-    keeper: Keeper
+    people: PeopleCredentials
     work: Work
     own_tools: Mapping[str, ServedTool]
     wake: Callable[[str], None] = lambda name: None  # has a lazy connection read soon

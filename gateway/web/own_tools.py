@@ -462,10 +462,7 @@ async def mcp_get_tool_schema(
 
 @own_tool("meta", "Call a tool", reads=False, gives_result=True)
 async def mcp_call_tool(
-    inquiry: Inquiry,
-    server_id: Server,
-    tool_name: LocalName,
-    args: Arguments = NOTHING,
+    inquiry: Inquiry, server_id: Server, tool_name: LocalName, args: Arguments = NOTHING
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:

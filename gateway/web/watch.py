@@ -147,7 +147,7 @@ class Health:
         try:
             change_counts = await count_held(db)
             if any(people_sign_in(state.settings.auth) for state in states.values()):
-                shared = dict(await self._gateway.keeper.rows_of(""))
+                shared = dict(await self._gateway.people.rows_of(""))
         except GatewayError as error:
             trouble = error.code
         tables = todo.tls_tables(network.ca_file, {n: s.settings for n, s in states.items()})

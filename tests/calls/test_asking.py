@@ -105,11 +105,7 @@ def test_approval_is_void_once_anything_changed(now: Any, found: Any, why: str) 
 
 @pytest.mark.parametrize(
     ("risk", "permissions", "may"),
-    [
-        ("medium", {}, True),
-        ("high", {}, False),
-        ("high", {"always_allow_high_risk": True}, True),
-    ],
+    [("medium", {}, True), ("high", {}, False), ("high", {"always_allow_high_risk": True}, True)],
 )
 def test_always_allow_is_not_offered_for_high_risk(
     risk: str, permissions: dict[str, Any], may: bool

@@ -76,11 +76,7 @@ WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
             ("text/csv; charset=UTF-8", b"a,b"),
         ),
         (Body("application/xml", whole="body"), {"body": "<a/>"}, ("application/xml", b"<a/>")),
-        (
-            Body(OCTETS, whole="body", binary=True),
-            {"body": "AAH/"},
-            (OCTETS, b"\x00\x01\xff"),
-        ),
+        (Body(OCTETS, whole="body", binary=True), {"body": "AAH/"}, (OCTETS, b"\x00\x01\xff")),
         (
             Body(
                 FORM,
