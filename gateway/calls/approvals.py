@@ -177,7 +177,9 @@ class Approvals:
         session = attempt.caller.session
         has_written = await store.has_written(self.db, principal, tool.connection, session)
         is_changed = await store.has_tool_changed(self.db, principal, tool.name, tool.connection)
-        warnings = questions.warnings(attempt, first_write=not has_written, changed=is_changed)
+        warnings = questions.approval_warnings(
+            attempt, first_write=not has_written, changed=is_changed
+        )
         execution = attempt.execution("pending_confirmation")
         ticket = Ticket(attempt.caller.principal, attempt.arguments, attempt.door, attempt.token)
         approval = Approval(

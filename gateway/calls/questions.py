@@ -63,16 +63,16 @@ def may_always(snapshot: Snapshot, risk: str) -> bool:
 def question_of(attempt: Attempt, approval: Approval) -> dict[str, Any]:
     """The question as words and a form."""
     return {
-        "message": message(
+        "message": question_text(
             approval,
             attempt.state.display_name,
             acts_as(attempt.state.settings.auth, approval.principal),
         ),
-        "requestedSchema": form(always_words(attempt.snapshot, approval)),
+        "requestedSchema": approval_form(always_words(attempt.snapshot, approval)),
     }
 
 
-def message(approval: Approval, display_name: str, behalf: str | None = None) -> str:
+def question_text(approval: Approval, display_name: str, behalf: str | None = None) -> str:
     """The question, in words."""
     lines = [
         "Allow this call?",
@@ -88,7 +88,7 @@ def message(approval: Approval, display_name: str, behalf: str | None = None) ->
     return "\n".join(lines)
 
 
-def form(always: str) -> dict[str, Any]:
+def approval_form(always: str) -> dict[str, Any]:
     """The form that a person fills in, `deny` by default; `always` words a third choice."""
     about = "approve: this call, once. deny: the agent is told no."
     if always:
@@ -124,7 +124,7 @@ def always_words(snapshot: Snapshot, approval: Approval) -> str:
     return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
 
 
-def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:
+def approval_warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:
     """The reasons why a person should look twice before they approve."""
     tool, name = attempt.tool, attempt.state.display_name
     if tool.access == "delete":
@@ -175,7 +175,9 @@ CANCELLED: dict[str, Any] = {"action": "cancel"}
 DECLINED: dict[str, Any] = {"action": "decline"}
 
 
-def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None) -> Ask | None:
+def make_asker(
+    caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None
+) -> Ask | None:
     """What puts questions to this caller, for at most `seconds`; None: the caller can't be asked.
 
     `put` is the way to a client that can't be asked on its request's own stream.

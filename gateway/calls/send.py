@@ -26,7 +26,7 @@ from gateway.blocklist import may_mean
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
 from gateway.calls.credentials import AZURE, Credentials, Grant, Prepared, proof_of, redactor_with
-from gateway.calls.questions import asker, check_questions
+from gateway.calls.questions import check_questions, make_asker
 from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
@@ -149,7 +149,7 @@ class Sender:
         attempt.redactor = await make_redactor()
         if not attempt.unattended:
             seconds = attempt.snapshot.permissions.timeout_seconds
-            ask = asker(caller, attempt.redactor, seconds, attempt.put_questions)
+            ask = make_asker(caller, attempt.redactor, seconds, attempt.put_questions)
         params = _params(attempt, prepared, operation, may_ask=ask is not None)
         principal = attempt.principal
         health = await self.limits.admit(prepared.name, principal, prepared.rate_limit)
@@ -323,7 +323,7 @@ class UpstreamRequests:
         outgoing = {key: params[key] for key in params if may_pass_on or key not in _HOP_FIELDS}
         outgoing["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
         make_redactor = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
-        ask = asker(caller, await make_redactor(), ask_seconds)
+        ask = make_asker(caller, await make_redactor(), ask_seconds)
         hooks = Hooks(caller.progress, ask, caller.notice, caller.askable or None)
         async with await self._limits.admit(name, principal, prepared.rate_limit) as health:
             try:

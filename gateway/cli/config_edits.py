@@ -36,7 +36,7 @@ from gateway.cli.named_apis import (
     is_local,
     without_secrets,
 )
-from gateway.cli.terminal import fail, note, show_json, working
+from gateway.cli.terminal import fail, note, show_json, show_spinner
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
 from gateway.config.file import VARIABLE, parse_settings
 from gateway.config.settings import Settings, new_token
@@ -168,7 +168,7 @@ def _preview(
         connection = connection_of(api.table, environment)
         return api, await preview_connection(api.name, connection, settings, folder)
 
-    with working(f"Reading {without_secrets(spec)}"):
+    with show_spinner(f"Reading {without_secrets(spec)}"):
         api, report = asyncio.run(look())
     if is_local(report.get("base_url") or ""):
         allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))

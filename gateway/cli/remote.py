@@ -34,7 +34,7 @@ import orjson
 import typer
 
 from gateway import __version__
-from gateway.cli.terminal import age, fail, note, shorten, show_json, show_table, working
+from gateway.cli.terminal import age, fail, note, shorten, show_json, show_spinner, show_table
 from gateway.limits import (
     BRIDGE_CALL_SECONDS,
     COMMAND_SECONDS,
@@ -218,7 +218,7 @@ class Remote:
                 return answer.status, last
 
         try:
-            with working(f"Waiting for {self.base}") if on_progress is None else nullcontext():
+            with show_spinner(f"Waiting for {self.base}") if on_progress is None else nullcontext():
                 status, raw = asyncio.run(exchange())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = next(words for kind, words in REASONS if isinstance(error, kind))

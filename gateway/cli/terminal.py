@@ -63,15 +63,15 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 def note(message: str) -> None:
     """Prints a message to standard error, beside the output."""
-    print(plain(message), file=sys.stderr, flush=True)
+    print(strip_controls(message), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
     """Prints an upstream's text, which a terminal must not take for control codes."""
-    print(plain(text) if sys.stdout.isatty() else text)
+    print(strip_controls(text) if sys.stdout.isatty() else text)
 
 
-def plain(text: str) -> str:
+def strip_controls(text: str) -> str:
     """A text without control characters."""
     return UNSAFE.sub("�", text)
 
@@ -146,7 +146,7 @@ def _cell(name: str, value: Any, is_tty: bool) -> str:
         return age(value) if is_tty else local_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return plain(" ".join(as_text(value).split()))
+    return strip_controls(" ".join(as_text(value).split()))
 
 
 def as_text(value: Any) -> str:
@@ -204,9 +204,10 @@ def span(seconds: float) -> str:
 
 
 @contextmanager
-def working(words: str) -> Iterator[None]:
+def show_spinner(words: str) -> Iterator[None]:
     """A spinner on a terminal while work takes longer than a moment."""
-    status = console_of(stderr=True).status(Text(plain(words)))  # no markup: names have brackets
+    # No markup: names have brackets.
+    status = console_of(stderr=True).status(Text(strip_controls(words)))
     timer = threading.Timer(MOMENT_SECONDS / 2, status.start if sys.stderr.isatty() else int)
     timer.daemon = True
     timer.start()

@@ -33,7 +33,13 @@ from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import Offering, View, offering, trusted_sources, withheld
+from gateway.policy.view import (
+    Offering,
+    View,
+    refused_capabilities,
+    servers_of_view,
+    trusted_sources,
+)
 from gateway.store.database import Database
 from gateway.web.gateway import Gateway, askable_of
 from gateway.web.identity import Identity
@@ -169,7 +175,7 @@ class PassThrough:
         snapshot = self._gateway.snapshot
         form = self._gateway.serving(snapshot, client).form
         view = self._gateway.view_of(snapshot, principal, scope, form)
-        return snapshot, view, offering(snapshot, principal, view)
+        return snapshot, view, servers_of_view(snapshot, principal, view)
 
     async def _meet(self, servers: Iterable[ConnectionState], offer: Offering) -> None:
         """Gives servers that were never met a moment; one that failed before delays no request."""
@@ -253,7 +259,10 @@ class Relay:
     def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
         """The terms of asking a server: its connection, the caller, the seconds for an answer."""
         prepared = self.pass_through.prepared.of(self.snapshot, server.name)
-        may, may_not = askable_of(self.caller, server), withheld(self.caller.capabilities, server)
+        may, may_not = (
+            askable_of(self.caller, server),
+            refused_capabilities(self.caller.capabilities, server),
+        )
         caller = replace(self.caller, askable=may, withheld=may_not)
         return prepared, caller, self.snapshot.permissions.timeout_seconds
 

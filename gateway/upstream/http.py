@@ -36,7 +36,7 @@ from gateway.upstream.protocol import (
     Message,
     Notice,
     Peer,
-    broken,
+    answer_error,
     mapping,
     read_message,
 )
@@ -103,7 +103,7 @@ class HttpSession(Session):
                 response = await self._open("POST", head, body, None)
             except asyncio.CancelledError:
                 if limit.expired() and not was_sent():
-                    raise protocol.timed_out(self.name, seconds, sent=False) from None
+                    raise protocol.timeout_error(self.name, seconds, sent=False) from None
                 raise
             with response as stream:
                 if stream.status == 401 and refused_head is not None:
@@ -158,7 +158,7 @@ class HttpSession(Session):
         if not isinstance(error, dict):
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
             problem = f"answered with HTTP status {status}"
-            return broken(self.name, problem, status=status, hint=hint)
+            return answer_error(self.name, problem, status=status, hint=hint)
         refusal = protocol.RpcFailed(self.name, error)
         other_version = refusal.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
         was_met = peer is self.peer and peer.version
@@ -178,7 +178,7 @@ class HttpSession(Session):
         if status in NO_STREAM and not (status == 200 and _is_events(stream)):
             raise protocol.NotOffered
         if status != 200:
-            raise broken(self.name, f"answered with HTTP status {status}", status=status)
+            raise answer_error(self.name, f"answered with HTTP status {status}", status=status)
         on_open()
         async for event in read_events(stream.read, self.name):
             message = read_message(event.data, self.name) if event.data else {}
@@ -261,7 +261,7 @@ async def read_events(
                 break
         total = len(rest) + size
         if total > limits.MAX_MESSAGE_BYTES or (holds is not None and not await holds(total)):
-            raise protocol.too_large(upstream, limits.MAX_MESSAGE_BYTES)
+            raise protocol.too_large_error(upstream, limits.MAX_MESSAGE_BYTES)
 
 
 async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | None = None) -> bytes:
@@ -269,7 +269,7 @@ async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | No
     while chunk := await stream.read():
         size += len(chunk)
         if size > most or (holds is not None and not await holds(size)):
-            raise protocol.too_large(upstream, most)
+            raise protocol.too_large_error(upstream, most)
         parts.append(chunk)
     return b"".join(parts)
 

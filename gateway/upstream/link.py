@@ -26,7 +26,7 @@ import structlog
 from gateway import limits
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed, UpstreamRefused
 from gateway.upstream import protocol
-from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable
+from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable_error
 from gateway.upstream.session import Session, Upstream, end_tasks, wait_for_event
 
 State = Literal["idle", "connecting", "connected", "resting"]
@@ -152,7 +152,7 @@ class Link(ABC):
                 return await session.request(method, params, seconds=seconds, hooks=hooks)
             except SessionGone:  # nothing was done: once more, on a new session
                 session.lost.set()
-        raise unreachable(self.name, "does not keep its sessions", sent=False)
+        raise unreachable_error(self.name, "does not keep its sessions", sent=False)
 
     async def ready(self, ends: float) -> Session:
         """The session, when there is one that the upstream still knows."""
@@ -163,7 +163,7 @@ class Link(ABC):
             async with asyncio.timeout_at(ends):
                 return await self._wait_for_session()
         except TimeoutError:
-            raise protocol.timed_out(self.name, seconds, sent=False) from None
+            raise protocol.timeout_error(self.name, seconds, sent=False) from None
 
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
@@ -202,7 +202,7 @@ class Link(ABC):
                 self.doubt()
                 log.debug("upstream_stream_lost", upstream=self.name, reason=error.message)
             failures = 0 if self._loop.time() - began >= self._pace.stable else failures + 1
-            await asyncio.sleep(pause(failures, self._pace.first_rest, self._pace.stable))
+            await asyncio.sleep(pause_seconds(failures, self._pace.first_rest, self._pace.stable))
 
     async def retire(self) -> None:
         """Closes once the calls under way are done, or when they had their time."""
@@ -219,7 +219,7 @@ class Link(ABC):
         await end_tasks(self._keeper)
         if self._current is not None:
             await self._current.close()
-        self._conclude(unreachable(self.name, "was disconnected", sent=False))
+        self._conclude(unreachable_error(self.name, "was disconnected", sent=False))
 
     async def _wait_for_session(self) -> Session:
         self._demand.set()
@@ -249,7 +249,9 @@ class Link(ABC):
             lifetime = await self._live()
             failures = 0 if lifetime >= self._pace.stable else failures + 1
             self._was_lost = lifetime > 0
-            await self._rest(pause(failures, self._pace.first_rest, self._pace.longest_rest))
+            await self._rest(
+                pause_seconds(failures, self._pace.first_rest, self._pace.longest_rest)
+            )
 
     async def _live(self) -> float:
         """One session from beginning to end: how long it held, 0 if it never came up."""
@@ -262,12 +264,12 @@ class Link(ABC):
             self.peer = session.peer
             return await self._serve(session)
         except SessionGone:
-            self._fail(unreachable(self.name, "does not keep its sessions", sent=False))
+            self._fail(unreachable_error(self.name, "does not keep its sessions", sent=False))
         except GatewayError as error:
             self._fail(error)
         except Exception:  # the keeper must live on, whatever an upstream makes us stumble over
             log.exception("upstream_connect_broke", upstream=self.name)
-            self._fail(unreachable(self.name, "can't be connected to", sent=False))
+            self._fail(unreachable_error(self.name, "can't be connected to", sent=False))
         finally:
             await session.close()
         return 0.0
@@ -297,7 +299,7 @@ class Link(ABC):
             self._session = None  # from now on no caller is given it
             await end_tasks(*tasks)
         if session.lost.is_set():
-            self.error = unreachable(self.name, "ended the connection", sent=False)
+            self.error = unreachable_error(self.name, "ended the connection", sent=False)
         return self._loop.time() - began
 
     async def _rest(self, seconds: float) -> None:
@@ -344,7 +346,7 @@ class Watches:
         except BaseException as error:
             self.unsubscribe(uri, principal)
             if isinstance(error, TimeoutError):
-                raise protocol.timed_out(self._link.name, seconds, sent=True) from None
+                raise protocol.timeout_error(self._link.name, seconds, sent=True) from None
             raise
         await wait_for_event(self._link.hearing, limits.MOMENT_SECONDS)
 
@@ -408,7 +410,7 @@ class Watches:
             self._notice(protocol.UPDATED, {"uri": uri})
 
 
-def pause(failures: int, first: float, longest: float) -> float:
+def pause_seconds(failures: int, first: float, longest: float) -> float:
     """No pause after success; then 1, 2, 4 … times the first, each cut by up to half at random."""
     if not failures:
         return 0.0

@@ -25,7 +25,7 @@ from mcp_types import METHOD_NOT_FOUND
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS
 from gateway.upstream import protocol
-from gateway.upstream.link import Link, LinkCallbacks, pause
+from gateway.upstream.link import Link, LinkCallbacks, pause_seconds
 from gateway.upstream.protocol import RawTool, SessionGone, every_page
 from gateway.upstream.session import Session, Sharing, Upstream, wait_for_event
 
@@ -157,7 +157,7 @@ class ListingLink(Link):
         """Looks now and then, since a stream can go deaf, and more often while a look is owed."""
         failures = 0
         while True:
-            rest = pause(failures, self._pace.first_rest, self._pace.poll)
+            rest = pause_seconds(failures, self._pace.first_rest, self._pace.poll)
             await wait_for_event(self._look, rest or self._pace.poll * random.uniform(0.8, 1))
             self._look.clear()
             if self._tool_digest is not None or self.report_due or self._has_doubt:

@@ -115,13 +115,13 @@ GREETING = Peer("handshake", "")
 Exchange = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
 
 
-def unreachable(upstream: str, problem: str, *, sent: bool) -> UpstreamFailed:
+def unreachable_error(upstream: str, problem: str, *, sent: bool) -> UpstreamFailed:
     """The upstream can't be spoken to; `sent` says whether the request may have arrived."""
     hint = "Try again later; the operator sees the cause in the connection's problems."
     return UpstreamFailed("upstream_unreachable", f"{upstream} {problem}", hint, sent=sent)
 
 
-def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
+def timeout_error(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     """The upstream did not answer in time."""
     hint = "Try again, or raise the connection's timeout_seconds; limits.max_call_seconds is for "
     hint += "calls that tell of their progress."
@@ -129,7 +129,7 @@ def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     return UpstreamFailed("upstream_timeout", words, hint, sent=sent)
 
 
-def broken(
+def answer_error(
     upstream: str, problem: str, *, status: int | None = None, hint: str = ""
 ) -> UpstreamFailed:
     """The upstream answered, but not with what the protocol asks for."""
@@ -138,9 +138,9 @@ def broken(
     return UpstreamFailed("upstream_error", f"{upstream} {problem}", hint, **details)
 
 
-def too_large(upstream: str, limit: int, unit: str = "bytes") -> UpstreamFailed:
+def too_large_error(upstream: str, limit: int, unit: str = "bytes") -> UpstreamFailed:
     """The answer outgrew its bound."""
-    return broken(upstream, f"sent an answer of more than {limit} {unit}")
+    return answer_error(upstream, f"sent an answer of more than {limit} {unit}")
 
 
 def request_message(
@@ -183,13 +183,13 @@ def read_message(data: bytes, upstream: str) -> Message:
     The number of its lists and objects is a count that takes no time.
     """
     if len(data) > MAX_CONTAINERS and data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
-        raise too_large(upstream, MAX_CONTAINERS, "lists and objects")
+        raise too_large_error(upstream, MAX_CONTAINERS, "lists and objects")
     try:
         message = orjson.loads(data)
     except orjson.JSONDecodeError:
         message = None
     if not isinstance(message, dict):
-        raise broken(upstream, "sent something that is not a JSON-RPC message")
+        raise answer_error(upstream, "sent something that is not a JSON-RPC message")
     return message
 
 
@@ -199,7 +199,7 @@ def outcome(message: Message, upstream: str) -> dict[str, Any]:
         raise RpcFailed(upstream, message["error"])
     result = message.get("result")
     if not isinstance(result, dict):
-        raise broken(upstream, "sent an answer without a result")
+        raise answer_error(upstream, "sent an answer without a result")
     return result
 
 
@@ -234,7 +234,7 @@ async def negotiate(
                 raise
             problem = f"can't be spoken to in the protocol of {choice}: {error.message}"
             hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
-            raise broken("The upstream", problem, hint=hint) from error
+            raise answer_error("The upstream", problem, hint=hint) from error
     meetings: list[Callable[[Exchange, float], Awaitable[Peer]]] = [_discover, initialize]
     first, second = reversed(meetings) if last_era == "handshake" else meetings
     try:
@@ -260,7 +260,7 @@ async def _discover(exchange: Exchange, seconds: float) -> Peer:
     answer = await exchange("server/discover", {}, PROBE, seconds)
     versions = answer.get("supportedVersions")
     if not isinstance(versions, list) or MODERN_VERSION not in versions:
-        raise broken("The upstream", f"does not speak {MODERN_VERSION}")
+        raise answer_error("The upstream", f"does not speak {MODERN_VERSION}")
     info = mapping(mapping(answer.get("_meta")).get(SERVER_INFO_META_KEY))
     return _peer("modern", MODERN_VERSION, answer, info)
 
@@ -271,7 +271,9 @@ async def _initialize(offers: Mapping[str, Any], exchange: Exchange, seconds: fl
     answer = await exchange("initialize", params, GREETING, seconds)
     version = answer.get("protocolVersion", "")
     if version not in HANDSHAKE_VERSIONS:
-        raise broken("The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known")
+        raise answer_error(
+            "The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known"
+        )
     return _peer("handshake", version, answer, mapping(answer.get("serverInfo")))
 
 
@@ -300,13 +302,13 @@ async def every_page(
         answer = await page(params)
         entries, cursor = answer.get(key), answer.get("nextCursor")
         if not isinstance(entries, list):
-            raise broken(upstream, f"sent a list of {key} that is no list")
+            raise answer_error(upstream, f"sent a list of {key} that is no list")
         for item in filter(mapping, entries):
             entry, length = _measure_item(item)
             items.append(entry)
             size += length
         if size > MAX_ANSWER_BYTES or cursor in cursors:
-            raise broken(upstream, f"has a list of {key} that does not end within its bounds")
+            raise answer_error(upstream, f"has a list of {key} that does not end within its bounds")
         if not isinstance(cursor, str):
             return items
         cursors.add(cursor)

@@ -33,7 +33,7 @@ from gateway.upstream.http import Headers, HttpSession
 from gateway.upstream.link import Link, LinkCallbacks, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
 from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
-from gateway.upstream.session import Listing, Session, Upstream, complete, end_tasks
+from gateway.upstream.session import Listing, Session, Upstream, ask_until_complete, end_tasks
 from gateway.upstream.stdio import StdioSession
 
 # By name, settings and principal (None: for listing); given the headers that were refused, and
@@ -204,7 +204,7 @@ class Upstreams:
         with link:
             if relay_input:
                 return await send(params)
-            return await complete(send, params, hooks.ask, name)
+            return await ask_until_complete(send, params, hooks.ask, name)
 
     async def subscribe(self, name: str, principal: str, uri: str, seconds: float) -> None:
         """Watches a resource for a principal; returns when the upstream knows of it."""

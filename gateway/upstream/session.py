@@ -155,14 +155,16 @@ class Session(ABC):
         try:
             async with asyncio.timeout(None) as limit:
                 if hooks.progress is not None or hooks.ask is not None:
-                    hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
+                    hooks = extend_on_progress(
+                        hooks, limit, seconds, self._upstream.max_call_seconds
+                    )
                 if method in protocol.INTERACTIVE:
                     self._interactive[message["id"]] = hooks
                 return await self._answer(message, peer, hooks, limit, began + seconds)
         except TimeoutError:
             self._give_up(message, peer)
             elapsed = asyncio.get_running_loop().time() - began
-            raise protocol.timed_out(self.name, elapsed, sent=True) from None
+            raise protocol.timeout_error(self.name, elapsed, sent=True) from None
         except (asyncio.CancelledError, UpstreamFailed) as error:
             if not isinstance(error, UpstreamFailed) or error.code == "upstream_timeout":
                 self._give_up(message, peer)
@@ -185,7 +187,7 @@ class Session(ABC):
                     hooks.notice(method, params)
             else:
                 self._notice(method, params)
-        raise protocol.unreachable(self.name, "closed the answer's stream early", sent=True)
+        raise protocol.unreachable_error(self.name, "closed the answer's stream early", sent=True)
 
     def _handle_stray(self, message: Message) -> None:
         """Handles a message that came outside any request's own stream."""
@@ -240,7 +242,9 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
             await event.wait()
 
 
-def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float) -> Hooks:
+def extend_on_progress(
+    hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float
+) -> Hooks:
     """The hooks of a request that has `seconds`, and as many again with each word of progress."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + longest
@@ -252,7 +256,7 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
         if hooks.progress is not None:
             await hooks.progress(amount, total, text)
 
-    async def pause(questions: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def stop_clock_while_asking(questions: Mapping[str, Any]) -> Mapping[str, Any]:
         assert hooks.ask is not None
         until, began = limit.when(), loop.time()
         limit.reschedule(None)
@@ -261,7 +265,7 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
         finally:
             limit.reschedule(None if until is None else until + loop.time() - began)
 
-    progress, ask = hooks.progress and prolong, hooks.ask and pause
+    progress, ask = hooks.progress and prolong, hooks.ask and stop_clock_while_asking
     return hooks._replace(progress=progress, ask=ask)
 
 
@@ -283,7 +287,7 @@ async def answer(message: Message, ask: Ask | None) -> Message:
         return {**head, "result": {}}
     try:
         if method not in QUESTIONS:
-            raise protocol.broken("The upstream", NOT_OFFERED)
+            raise protocol.answer_error("The upstream", NOT_OFFERED)
         question = {QUESTION: {"method": method, "params": protocol.mapping(message.get("params"))}}
         return {**head, "result": (await _ask_caller(question, ask, "The upstream"))[QUESTION]}
     except GatewayError as error:
@@ -291,7 +295,7 @@ async def answer(message: Message, ask: Ask | None) -> Message:
         return {**head, "error": {"code": code, "message": error.message}}
 
 
-async def complete(
+async def ask_until_complete(
     send: Send, params: Mapping[str, Any], ask: Ask | None, upstream: str
 ) -> dict[str, Any]:
     """Sends a request again with the answers it asks for, until its result is complete."""
@@ -307,7 +311,9 @@ async def complete(
             await asyncio.sleep(min(0.05 * 2**turn, REST_SECONDS))
         if isinstance(state := result.get("requestState"), str):
             extra["requestState"] = state
-    raise protocol.broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
+    raise protocol.answer_error(
+        upstream, f"asked for more input {MAX_ROUNDS} times and never finished"
+    )
 
 
 async def _ask_caller(
@@ -324,5 +330,5 @@ async def _ask_caller(
             log.info("question_failed", error=type(error).__name__)
             action = "cancel"
     if any(protocol.mapping(question).get("method") != ELICIT for question in questions.values()):
-        raise protocol.broken(upstream, NOT_OFFERED)
+        raise protocol.answer_error(upstream, NOT_OFFERED)
     return dict.fromkeys(questions, {"action": action})

@@ -24,7 +24,7 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.naming import visible
 from gateway.system import signal_group, signal_number
 from gateway.upstream import protocol
-from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable
+from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable_error
 from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream, end_tasks, wait_for_event
 
 BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
@@ -70,18 +70,18 @@ class StdioSession(Session):
 
     async def _send(self, message: Message) -> None:
         if self._child is None or self.lost.is_set():
-            raise unreachable(self.name, "is not running", sent=False)
+            raise unreachable_error(self.name, "is not running", sent=False)
         pipe = self._child.input
         if pipe.transport.get_write_buffer_size() > limits.MAX_MESSAGE_BYTES:
-            raise unreachable(self.name, "does not read its input", sent=False)
+            raise unreachable_error(self.name, "does not read its input", sent=False)
         try:
             pipe.write(protocol.encode_message(message) + b"\n")
         except (OSError, RuntimeError) as error:  # asyncio's and uvloop's word for a closed pipe
-            raise unreachable(self.name, "closed its input", sent=False) from error
+            raise unreachable_error(self.name, "closed its input", sent=False) from error
         try:
             await pipe.drain()
         except OSError as error:
-            raise unreachable(self.name, "closed its input", sent=True) from error
+            raise unreachable_error(self.name, "closed its input", sent=True) from error
 
     async def _read_output(self, child: Child) -> None:
         """Takes in what the child says until its output ends, or shortly after the child exits."""
@@ -95,7 +95,7 @@ class StdioSession(Session):
             await end_tasks(line_reader, exit_waiter)
             self.lost.set()
             for request_id in self._inboxes:
-                error = unreachable(self.name, "ended before it answered", sent=True)
+                error = unreachable_error(self.name, "ended before it answered", sent=True)
                 self._deliver(request_id, error, limits.MAX_PENDING + 2)
 
     async def _take_lines(self, output: asyncio.StreamReader) -> None:
@@ -113,7 +113,7 @@ class StdioSession(Session):
     def _take_line(self, line: bytes, size: int) -> None:
         try:
             if size > limits.MAX_MESSAGE_BYTES:
-                raise protocol.too_large(self.name, limits.MAX_MESSAGE_BYTES)
+                raise protocol.too_large_error(self.name, limits.MAX_MESSAGE_BYTES)
             if line.strip():
                 self._take_message(protocol.read_message(line, self.name))
         except UpstreamFailed as error:
@@ -227,7 +227,7 @@ async def start_child(upstream: Upstream) -> Child:
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
-        raise unreachable(upstream.name, f"can't be started: {reason}", sent=False) from error
+        raise unreachable_error(upstream.name, f"can't be started: {reason}", sent=False) from error
     # Shorter values are words that a log may hold by chance.
     return Child(upstream.name, streams, [v for v in upstream.env.values() if len(v) > 5])
 

@@ -46,7 +46,15 @@ from gateway.errors import (
 from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
-from gateway.policy.view import OwnTool, View, askable, offering, standing, view, withheld
+from gateway.policy.view import (
+    OwnTool,
+    View,
+    refused_capabilities,
+    servers_of_view,
+    usable_capabilities,
+    view,
+    view_key,
+)
 from gateway.sign_in.credentials import PeopleCredentials
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
@@ -296,7 +304,7 @@ class Gateway:
 
     def _shared_view(self, snapshot: Snapshot, person: Principal, scope: Scope, form: Form) -> View:
         """One view for all principals who see the same: a thousand cost the memory of one."""
-        key = (snapshot.revision, standing(snapshot, person, scope), form)
+        key = (snapshot.revision, view_key(snapshot, person, scope), form)
         shared = self._views.get(key)
         if shared is None:
             shared = view(snapshot, person, scope, tuple(self.own_tools.values()), form)
@@ -356,7 +364,7 @@ class Gateway:
         inquiry.caller.on_refusal = refusals.append
         allow_questions(inquiry, tool)
         result = await inquiry.call(tool, arguments)
-        if refusals and offering(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
+        if refusals and servers_of_view(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
             raise refusals[0]
         return result
 
@@ -466,14 +474,14 @@ def allow_questions(inquiry: Inquiry, tool: Tool) -> None:
     """Lets the tool's server ask this client, as far as it may, while the call runs."""
     server = inquiry.snapshot.connections[tool.connection]
     inquiry.caller.askable = askable_of(inquiry.caller, server)
-    inquiry.caller.withheld = withheld(inquiry.caller.capabilities, server)
+    inquiry.caller.withheld = refused_capabilities(inquiry.caller.capabilities, server)
 
 
 def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
     """What this server may ask of this client; nothing where no question can reach the client."""
     if not caller.capabilities or (caller.era == "2025" and caller.ask is None):
         return {}
-    return askable(caller.capabilities, server)
+    return usable_capabilities(caller.capabilities, server)
 
 
 def mention_rename(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:

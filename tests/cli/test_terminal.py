@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.cli.manage import Status
-from gateway.cli.terminal import working
+from gateway.cli.terminal import show_spinner
 from gateway.store.tables import ExecutionStatus
 from tests.callers import api
 from tests.certificates import authority
@@ -246,5 +246,5 @@ async def test_what_takes_a_while_spins_on_a_terminal_alone() -> None:
 
 
 def test_a_name_in_brackets_is_a_name_to_a_spinner() -> None:
-    with working("Reading specs[/shop].yaml"):
+    with show_spinner("Reading specs[/shop].yaml"):
         pass
