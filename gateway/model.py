@@ -29,7 +29,7 @@ Kind = Literal["openapi", "manifest", "mcp", "arm"]
 Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending"]
 BuiltStatus = Literal["connected", "unauthenticated", "failing"]
 Severity = Literal["error", "warning", "info"]
-Place = Literal["path", "query", "header", "cookie"]
+ParameterPlace = Literal["path", "query", "header", "cookie"]
 Separated = Literal["spaceDelimited", "pipeDelimited", "tabDelimited"]
 Style = Literal["form", "simple", "label", "matrix", "deepObject", Separated]
 
@@ -71,7 +71,7 @@ class Parameter:
     """One value outside the body: which argument it comes from and how it is written."""
 
     name: str
-    place: Place
+    place: ParameterPlace
     argument: str | None = None  # key in the tool's arguments; None: always `constant`
     style: Style = "simple"
     explode: bool = False

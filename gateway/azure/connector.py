@@ -30,7 +30,7 @@ from gateway.errors import DefinitionUnreadable
 from gateway.limits import LARGE_BYTES
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source
 from gateway.openapi.document import JSON, mapping
-from gateway.outbound.content import NOT_JSON, Work, as_json, essence
+from gateway.outbound.content import NOT_JSON, RunInWorker, as_json, essence
 
 if TYPE_CHECKING:
     from gateway.outbound.client import Answer, Request
@@ -159,7 +159,7 @@ class EnvelopedAnswer(NamedTuple):
     body: bytes
 
 
-async def unwrap_answer(answer: Answer, work: Work) -> Answer:
+async def unwrap_answer(answer: Answer, work: RunInWorker) -> Answer:
     """The API's answer; Azure's own where it holds no other, or none that we can read."""
     if not 200 <= answer.status < 300 or answer.truncated:
         return answer

@@ -43,7 +43,7 @@ from gateway.model import HEADERS_META, Result
 from gateway.outbound.content import (
     CUT_JSON,
     NOT_JSON,
-    Work,
+    RunInWorker,
     as_json,
     as_text,
     charset_of,
@@ -286,7 +286,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 async def read_part(
-    work: Work,
+    work: RunInWorker,
     body: bytes,
     media_type: str,
     *,

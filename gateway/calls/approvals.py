@@ -42,8 +42,8 @@ from msgspec import Struct
 
 from gateway import limits
 from gateway.calls import questions
-from gateway.calls.questions import Decision, may_always, question_of
-from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
+from gateway.calls.questions import ApprovalChoice, may_always, question_of
+from gateway.calls.record import UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused
@@ -54,6 +54,7 @@ from gateway.store.cluster import Signals, wait_until_set
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.store.tables import CONFIRMATION, Approval, StandingGrant
+from gateway.upstream.protocol import ELICIT
 
 log = structlog.get_logger("gateway.approvals")
 
@@ -255,7 +256,7 @@ class Approvals:
     # --- for people who decide --------------------------------------------------------------------
 
     async def decide(
-        self, approval: Approval, decision: Decision, by: Principal, source: str
+        self, approval: Approval, decision: ApprovalChoice, by: Principal, source: str
     ) -> Approval:
         """Takes a person's decision, with the door it came in by; the first decision stays."""
         snapshot = self.current()
@@ -291,7 +292,7 @@ class Approvals:
         await store.expire_approvals(self.db, time.time())
 
     async def _decide(
-        self, approval: Approval, decision: Decision, by: str, source: str
+        self, approval: Approval, decision: ApprovalChoice, by: str, source: str
     ) -> Approval | None:
         """Decides by one compare-and-set; None: it had been decided before, or the time was up."""
         now, permissions = time.time(), self.current().permissions

@@ -53,7 +53,7 @@ from gateway.sign_in import credentials as sign_in
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
 
 Headers = Sequence[tuple[str, str]]
-Exchange = Callable[[Request], Awaitable[Answer]]
+SendRequest = Callable[[Request], Awaitable[Answer]]
 NOBODY = Principal("")  # for the gateway's own requests
 
 
@@ -215,7 +215,7 @@ class Credentials:
         auth: Proof,
         request: Request,
         base_url: str,
-        exchange: Exchange,
+        exchange: SendRequest,
         principal: Principal = NOBODY,
     ) -> tuple[Answer, Grant]:
         """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
@@ -467,7 +467,7 @@ def account_of(state: ConnectionState, principal: str) -> sign_in.Account:
 
 def prove(
     credentials: Credentials, name: str, settings: Connection, build: Build | None
-) -> tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]:
+) -> tuple[object, Callable[[Request, SendRequest], Awaitable[Answer]]]:
     """A connection's proof, and the function that sends a request of its own with that proof.
 
     A token that the host no longer accepts is replaced once. No host but the request's own sees a
@@ -478,7 +478,7 @@ def prove(
     if is_personal(auth.settings):
         auth = proof_of(name, NoAuth())  # a definition belongs to no person
 
-    async def send(request: Request, exchange: Exchange) -> Answer:
+    async def send(request: Request, exchange: SendRequest) -> Answer:
         request = with_headers(request, headers)
         try:
             return (await credentials.send(auth, request, request.url, exchange))[0]

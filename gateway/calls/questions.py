@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from gateway import limits
-from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller, name_of_client
+from gateway.calls.record import Ask, AskClient, Attempt, Caller, name_of_client
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import acts_as
@@ -45,11 +45,12 @@ from gateway.store.database import Database
 from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal
 from gateway.store.tables import Approval
+from gateway.upstream.protocol import ELICIT
 
 ByKey = Mapping[str, Any]
-Make = Callable[[Attempt], Coroutine[Any, Any, Result]]
-Decision = Literal["approve", "deny", "always_allow"]
-DECISIONS: tuple[Decision, ...] = get_args(Decision)
+MakeCall = Callable[[Attempt], Coroutine[Any, Any, Result]]
+ApprovalChoice = Literal["approve", "deny", "always_allow"]
+DECISIONS: tuple[ApprovalChoice, ...] = get_args(ApprovalChoice)
 
 
 # --- what a person is shown -----------------------------------------------------------------------
@@ -103,7 +104,7 @@ def approval_form(always: str) -> dict[str, Any]:
     return {"type": "object", "properties": {"decision": decision}, "required": ["decision"]}
 
 
-def decision_of(answer: object, always: bool) -> Decision:
+def decision_of(answer: object, always: bool) -> ApprovalChoice:
     """What was decided; anything but a clear yes is a no."""
     if not isinstance(answer, Mapping) or answer.get("action") != "accept":
         return "deny"
@@ -332,7 +333,7 @@ class HeldCalls:
     def __post_init__(self) -> None:
         self._letters = Letters(self.db, self.signals, self.replica, self._answer, self.start)
 
-    async def next_result(self, attempt: Attempt, make: Make) -> Result:
+    async def next_result(self, attempt: Attempt, make: MakeCall) -> Result:
         """The next result of a call, a new or a held one: its outcome, or a question."""
         caller = attempt.caller
         state = self.seal.open_values(PURPOSE, caller.request_state)

@@ -36,7 +36,7 @@ from gateway.errors import GatewayError, Refused, UpstreamFailed, UpstreamRefuse
 from gateway.limits import AZURE_SECONDS, MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Principal, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
-from gateway.outbound.content import Work
+from gateway.outbound.content import RunInWorker
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.ledger import save_result
@@ -46,7 +46,7 @@ from gateway.upstream.registry import Upstreams
 
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 
-SignInLink = Callable[[str, Connection], Awaitable[str | None]]
+MakeSignInLink = Callable[[str, Connection], Awaitable[str | None]]
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class Sender:
     upstreams: Upstreams
     limits: Admission
     db: Database
-    work: Work
-    sign_in_link: SignInLink
+    work: RunInWorker
+    sign_in_link: MakeSignInLink
 
     def __call__(self, attempt: Attempt, prepared: Prepared) -> Awaitable[Result]:
         """The result of the call."""

@@ -68,10 +68,11 @@ from gateway.workers import Workers
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-Exchange = Callable[[Request], Awaitable[Answer]]
+SendRequest = Callable[[Request], Awaitable[Answer]]
 # A connection's credentials, and the function that sends a request with them.
 Prove = Callable[
-    [str, Connection, Build | None], tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]
+    [str, Connection, Build | None],
+    tuple[object, Callable[[Request, SendRequest], Awaitable[Answer]]],
 ]
 PREVIEWED = "[preview]"  # the name that a preview's tokens belong to: no connection can have it
 REDIRECTED = Problem(
@@ -299,7 +300,7 @@ class Asker:
     """A connection that asks for its definition with its own headers and credentials."""
 
     proof: object = field(repr=False)  # the credentials it sends
-    send: Callable[[Request, Exchange], Awaitable[Answer]]
+    send: Callable[[Request, SendRequest], Awaitable[Answer]]
 
 
 class Fetcher:

@@ -39,7 +39,7 @@ from gateway.limits import NAME_CHARS, STEP_BYTES
 from gateway.model import Level, Problem, json_bytes
 from gateway.store import catalog as store
 from gateway.store.database import Database
-from gateway.store.rights import Make, Rows, change_right, with_right
+from gateway.store.rights import MakeRight, Rows, change_right, with_right
 from gateway.store.tables import PutRight, RightKind
 
 log = structlog.get_logger("gateway.rights")
@@ -145,7 +145,7 @@ class PlannedChange:
     """A change of one row, with the checks that may refuse it."""
 
     key: Key
-    make: Make | None  # makes the settings to put; None: delete the row
+    make: MakeRight | None  # makes the settings to put; None: delete the row
     guard: Guard
     untrusted: frozenset[str]
     discreet: bool = False  # refusals must not name another principal

@@ -12,7 +12,7 @@ from rich.prompt import Prompt
 from gateway.cli.remote import JsonOption
 from gateway.errors import ConfigInvalid
 
-SignIn = Literal["none", "token", "oidc"]
+SignInMode = Literal["none", "token", "oidc"]
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
 CONFIG = Path("config.toml")
 BearerOption = Annotated[
@@ -74,7 +74,7 @@ def serve(
 def init(
     config: ConfigFile = CONFIG,
     sign_in: Annotated[
-        SignIn | None,
+        SignInMode | None,
         typer.Option(help="How people prove who they are; asked if not given."),
     ] = None,
     api: Annotated[

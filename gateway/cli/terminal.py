@@ -52,7 +52,7 @@ STYLES = {word: colour for colour, words in COLOURS.items() for word in words.sp
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what could move a terminal's cursor
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 Tell = Callable[[str], None]
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -90,7 +90,7 @@ def console_of(stderr: bool = False, width: int | None = None) -> Console:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def show_table(rows: Iterable[Row], columns: str, empty: str = "", **titles: str) -> None:
+def show_table(rows: Iterable[RowValues], columns: str, empty: str = "", **titles: str) -> None:
     """Prints rows as a table; its first columns are the most important."""
     items, is_tty = list(rows), sys.stdout.isatty()
     if not items:
@@ -154,7 +154,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def show_details(item: Row) -> None:
+def show_details(item: RowValues) -> None:
     """Prints an item key by key; empty values are left out."""
     for key, value in item.items():
         if value is None or value in ("", [], {}):

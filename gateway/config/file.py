@@ -36,7 +36,7 @@ from gateway.limits import MOMENT_SECONDS, SETTLE_SECONDS
 log = structlog.get_logger("gateway.reload")
 
 Apply = Callable[[Settings], Awaitable[None]]
-Report = Callable[[str | None], None]
+ReportProblem = Callable[[str | None], None]
 RESTART = "needs a restart: "  # begins the report of keys that are read at start only
 Adjust = Callable[[Settings], Settings]  # puts the values of a command line over those of a file
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -253,7 +253,7 @@ def _first_variable(value: Any, where: str) -> str | None:
 
 
 async def watch(
-    config: Path, first: Settings, adjust: Adjust, apply: Apply, report: Report
+    config: Path, first: Settings, adjust: Adjust, apply: Apply, report: ReportProblem
 ) -> None:
     """Applies each good edit of the file, for ever; `report` gets the problem, or None.
 
@@ -280,7 +280,7 @@ class ConfigWatch:
     current: Settings
     adjust: Adjust
     apply: Apply
-    report: Report
+    report: ReportProblem
     last_text: bytes | None = None
 
     async def read_edit(self) -> None:

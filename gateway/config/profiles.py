@@ -19,7 +19,7 @@ from gateway.config.settings import Profile, Results
 from gateway.limits import CHARS_A_TOKEN
 
 SHIPPED = Path(__file__).with_name("clients.toml")
-Form = Literal["full", "bare", "plain"]  # of a tool's entry: bare is without its output schema
+Format = Literal["full", "bare", "plain"]  # of a tool's entry: bare is without its output schema
 
 
 class ShippedProfile(Profile):
@@ -33,7 +33,7 @@ class ShippedProfile(Profile):
 class Serving:
     """How a client of a profile is served: looked up for each request."""
 
-    form: Form
+    form: Format
     results: Results
     page_tools: int | None
     max_output_chars: int | None
@@ -59,7 +59,7 @@ def _fits(name: str, profile: Profile) -> bool:
 
 def serving_of(profile: Profile) -> Serving:
     """The serving that a profile asks for."""
-    form: Form = "bare" if profile.results == "text" else "full"
+    form: Format = "bare" if profile.results == "text" else "full"
     tokens = profile.max_output_tokens
     return Serving(
         "plain" if profile.schema_ == "plain" else form,

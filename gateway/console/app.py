@@ -63,7 +63,7 @@ log = structlog.get_logger("gateway.console")
 
 STATIC = Path(__file__).parent / "static"
 
-Handler = Callable[[Visit], Awaitable[Response]]
+PageHandler = Callable[[Visit], Awaitable[Response]]
 # What an open page depends on: the newest of the ledger and of the catalog first.
 Inputs = tuple[int, int, int, int, str | None, float]
 # The function with the values of a page, and the ids of its moving parts; each has a template.
@@ -78,7 +78,7 @@ async def _sign_out(visit: Visit) -> Response:
     return response
 
 
-PAGES: Mapping[str, Handler] = {
+PAGES: Mapping[str, PageHandler] = {
     "": calls.overview,
     "/connections": connections.connections,
     "/connections/new": connections.new,
@@ -100,7 +100,7 @@ LIVE: Mapping[str, Live] = {
     "/approvals": (cards.approvals_values, "cards feed grants"),
     "/executions/{id}": (executions.execution_values, "execution"),
 }
-ACTIONS: Mapping[str, Handler] = {
+ACTIONS: Mapping[str, PageHandler] = {
     "/connections": connections.put,
     "/connections/preview": connections.preview,
     "/connections/{name}/refresh": connections.refresh,
@@ -179,10 +179,10 @@ class Console:
         # A page that failed is open too, and wants to know when its gateway is back.
         return [*routes, Route("/console/events{path:path}", partial(self._open_stream, None))]
 
-    async def _answer_page(self, answer: Handler, request: Request) -> Response:
+    async def _answer_page(self, answer: PageHandler, request: Request) -> Response:
         return await answer(await self._visit(request))
 
-    async def _take_form(self, answer: Handler, request: Request) -> Response:
+    async def _take_form(self, answer: PageHandler, request: Request) -> Response:
         check_origin(request)
         session = await self._session(request)
         form = await read_form(request, FORM_BYTES)

@@ -19,15 +19,7 @@ from starlette.responses import Response
 
 from gateway.catalog.snapshot import ConnectionState
 from gateway.console.charts import percentile, spark
-from gateway.console.pages import (
-    Navigation,
-    Visit,
-    clip,
-    navigation,
-    newest_calls,
-    page,
-    plural,
-)
+from gateway.console.pages import Navigation, Visit, clip, navigation, newest_calls, page, plural
 from gateway.limits import MAX_TOLD_ITEMS
 from gateway.model import Tool
 from gateway.store import figures

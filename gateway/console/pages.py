@@ -49,7 +49,7 @@ from gateway.web.own_tools import connection_rows
 from gateway.web.todo import Task
 from gateway.web.watch import Health
 
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -173,7 +173,7 @@ def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
     }
 
 
-def _last_contact(visit: Visit) -> Row | None:
+def _last_contact(visit: Visit) -> RowValues | None:
     """When a client of the visitor last spoke here, for "Connect a client" to turn green."""
     contact = visit.backend.contacts.get(visit.principal.name)
     return contact and {"at": contact[0], "agent": contact[1].decode("utf-8", "replace")}
@@ -226,7 +226,7 @@ async def list_page(
     visit: Visit,
     template: str,
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[RowValues],
     filter: Mapping[str, str],
     **values: Any,
 ) -> Response:
@@ -328,7 +328,7 @@ def file_links(visit: Visit, filter: Mapping[str, str]) -> dict[str, str]:
     return {name: link(visit.path, **filter, format=name) for name in FORMATS}
 
 
-def download(visit: Visit, name: str, rows: Sequence[Row], **extras: Any) -> Response | None:
+def download(visit: Visit, name: str, rows: Sequence[RowValues], **extras: Any) -> Response | None:
     """The rows in the format the address asks for; None: it asks for a page."""
     file_format = visit.query("format")
     if not file_format:
@@ -342,7 +342,7 @@ def download(visit: Visit, name: str, rows: Sequence[Row], **extras: Any) -> Res
     return Response(body, 200, {"content-disposition": "inline"}, "application/json")
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[RowValues]) -> str:
     """Rows as CSV; the first row names the columns."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")

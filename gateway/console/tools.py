@@ -19,7 +19,7 @@ import orjson
 from starlette.responses import Response
 
 from gateway.calls.record import output_of
-from gateway.calls.redact import MASK
+from gateway.calls.redact import REDACTED
 from gateway.console.pages import (
     Sort,
     Visit,
@@ -121,7 +121,7 @@ async def tool(visit: Visit) -> Response:
         tool=named_tool,
         decision=decide(named_tool, visit.snapshot.permissions),
         like=like,
-        masked=MASK.encode() in json_bytes(values),
+        masked=REDACTED.encode() in json_bytes(values),
         fields=fields,
         shown=open_fields,
         folded=folded,

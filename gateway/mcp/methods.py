@@ -375,7 +375,7 @@ class Flight:
         self.receive = request.exchange.receive
         self._task = task
         self._calls = request.core.calls
-        self.key: Key = (request.caller.session or "", comparable_id(request.message.id))
+        self.key: RequestKey = (request.caller.session or "", comparable_id(request.message.id))
         self._reply = request.reply
         # Only in the 2026 era does hanging up mean that the call is not wanted any more.
         if self._reply is not None and request.caller.era == "2026":
@@ -412,7 +412,7 @@ class Flight:
             raise RuntimeError("the call was cancelled from within") from None
 
 
-Key = tuple[str, RequestId]  # the session, "" where there is none, and the request's id
+RequestKey = tuple[str, RequestId]  # the session, "" where there is none, and the request's id
 
 
 class Calls:
@@ -420,7 +420,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.flights: set[Flight] = set()
-        self._questions: dict[Key, asyncio.Future[Mapping[str, Any]]] = {}
+        self._questions: dict[RequestKey, asyncio.Future[Mapping[str, Any]]] = {}
         self._is_looking = False
 
     def begin(self, flight: Flight) -> None:

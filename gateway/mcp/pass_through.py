@@ -30,7 +30,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_REMEMBERED, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
-from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
+from gateway.mcp.streams import LOGGED, UPDATED, Streams, UpstreamNotice, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
 from gateway.policy.view import (
@@ -222,7 +222,7 @@ class PassThrough:
         elif method in NOTICE_FIELDS and server in self._gateway.snapshot.connections:
             clean = self._redact_notice(server, method, params)
             if clean is not None:
-                self.streams.tell_notice(Notice(server, method, clean, principal))
+                self.streams.tell_notice(UpstreamNotice(server, method, clean, principal))
 
     def _redact_notice(self, server: str, method: str, params: Params) -> Params | None:
         """A notice's params without the connection's secrets; None: they are too large."""
@@ -328,10 +328,10 @@ class Relay:
         return owner or await self.owner_of_resource(uri)
 
 
-Handler = Callable[[Relay, Params], Awaitable[Result]]
+PassMethod = Callable[[Relay, Params], Awaitable[Result]]
 
 
-def _list_handler(kind: str) -> Handler:
+def _list_handler(kind: str) -> PassMethod:
     method, key = LISTS[kind]
 
     async def list_items(request: Relay, params: Params) -> Result:
@@ -399,7 +399,7 @@ async def _set_level(request: Relay, params: Params) -> Result:
 
 
 # By method: the capability that a server needs to answer it, and how it is answered.
-HANDLERS: Mapping[str, tuple[str, Handler]] = {
+HANDLERS: Mapping[str, tuple[str, PassMethod]] = {
     "prompts/list": ("prompts", _list_handler("prompts")),
     "prompts/get": ("prompts", _get_prompt),
     "resources/list": ("resources", _list_handler("resources")),

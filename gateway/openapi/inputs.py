@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from gateway import limits
 from gateway.blocklist import may_reroute
-from gateway.model import OWN_HEADERS, Parameter, Place, Source, Style
+from gateway.model import OWN_HEADERS, Parameter, ParameterPlace, Source, Style
 from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
     FORM,
@@ -34,13 +34,13 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, json_text
-from gateway.openapi.schema import Report, Schema, Schemas, drop_echo
+from gateway.openapi.schema import ReportIssue, Schema, Schemas, drop_echo
 
 Raw = Mapping[str, Any]
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
 # The headers that every request has: spelled in one way, so that a parameter can replace them.
 _SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
-_PLACES: tuple[Place, ...] = get_args(Place)
+_PLACES: tuple[ParameterPlace, ...] = get_args(ParameterPlace)
 _COLLECTION_STYLES: Mapping[str, Style] = {
     "ssv": "spaceDelimited",
     "tsv": "tabDelimited",
@@ -225,7 +225,7 @@ class OperationContext:
     document: Document
     schemas: Schemas
     source: Source
-    report: Report
+    report: ReportIssue
     method: str
     names: ArgumentNames = field(default_factory=ArgumentNames)
 
@@ -268,7 +268,7 @@ def is_required(raw: Raw) -> bool:
 def _parameter(
     raw: Raw, media_type: str | None, argument: str | None, constant: Any = None
 ) -> Parameter:
-    place: Place = raw["in"]
+    place: ParameterPlace = raw["in"]
     plain: Style = "form" if place in ("query", "cookie") else "simple"
     style = raw["style"] if raw.get("style") in get_args(Style) else plain
     return Parameter(

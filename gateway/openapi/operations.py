@@ -24,7 +24,7 @@ from gateway.model import (
     Access,
     Nameable,
     Override,
-    Place,
+    ParameterPlace,
     Source,
 )
 from gateway.naming import cut, find_pattern, local_name, override_for
@@ -348,7 +348,9 @@ def plan_path(
     return path if path.startswith("/") else f"/{path}", [*placed, *fixed.values()]
 
 
-def _move(parameters: list[Raw], path: str, variable: str, place: Place, name: str) -> None:
+def _move(
+    parameters: list[Raw], path: str, variable: str, place: ParameterPlace, name: str
+) -> None:
     """Put a variable of the query where it belongs, wherever the definition thinks it is."""
     spellings = ((variable, "path"), (variable, "query"), (name, "query"))
     found = [i for i, raw in enumerate(parameters) if (raw["name"], raw["in"]) in spellings]
@@ -363,7 +365,7 @@ def _move(parameters: list[Raw], path: str, variable: str, place: Place, name: s
         parameters[found[0]] = moved
 
 
-def _undeclared(name: str, place: Place) -> Raw:
+def _undeclared(name: str, place: ParameterPlace) -> Raw:
     text = {"schema": {"type": "string"}, "style": "simple", "explode": False}
     return {"name": name, "in": place, "required": True, **text}
 

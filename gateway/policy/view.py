@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
-from gateway.config.profiles import Form
+from gateway.config.profiles import Format
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
 from gateway.naming import find_pattern
@@ -99,7 +99,7 @@ def view(
     principal: Principal,
     scope: Scope,
     own_tools: Sequence[OwnTool],
-    form: Form = "full",
+    form: Format = "full",
 ) -> View:
     """What this principal sees at this address, as clients are sent it in this form."""
     point = _viewpoint(snapshot, principal, scope)

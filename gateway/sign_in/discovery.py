@@ -35,7 +35,7 @@ CLIENT_DOCUMENT = "/oauth/client.json"
 AZURE_SCOPES = ("https://management.azure.com/.default", "offline_access")
 _PARAMETER = re.compile(r'(resource_metadata|scope)="([^"]*)"')
 
-Document = Mapping[str, Any]
+ServerMetadata = Mapping[str, Any]
 
 
 def own_document(public_url: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Discovery:
         header = (answer.header("www-authenticate") or "") if answer.status == 401 else ""
         return dict(_PARAMETER.findall(header))
 
-    async def _server_document(self, issuer: str) -> Document:
+    async def _server_document(self, issuer: str) -> ServerMetadata:
         """The own document of an authorization server, from any of its usual addresses."""
         for place in _document_urls(issuer):
             document = await self._document(place)
@@ -172,7 +172,7 @@ class Discovery:
         raise Fixable("connection_invalid", words, hint)
 
     async def _with_client_id(
-        self, name: str, server: AuthorizationServer, document: Document
+        self, name: str, server: AuthorizationServer, document: ServerMetadata
     ) -> AuthorizationServer:
         """The server, with our client id and secret there."""
         by_document = document.get("client_id_metadata_document_supported") is True
@@ -191,7 +191,7 @@ class Discovery:
             server, client_id=id, client_secret=secret, in_header=in_header
         )
 
-    async def _register(self, document: Document) -> tuple[str, str, bool]:
+    async def _register(self, document: ServerMetadata) -> tuple[str, str, bool]:
         """Our id and secret at a server that takes new clients, and how it wants the secret."""
         endpoint = document.get("registration_endpoint")
         if not isinstance(endpoint, str) or not endpoint:
@@ -214,7 +214,7 @@ class Discovery:
         answer_method = str((value or {}).get("token_endpoint_auth_method") or method)
         return id, secret if isinstance(secret, str) else "", answer_method == "client_secret_basic"
 
-    async def _document(self, url: str) -> Document | None:
+    async def _document(self, url: str) -> ServerMetadata | None:
         if not is_safe_address(url, self.allow()):
             return None
         try:
@@ -277,7 +277,7 @@ def _document_urls(issuer: str) -> Iterator[str]:
         yield f"{origin}{path}/.well-known/openid-configuration"
 
 
-def _json(answer: Answer) -> Document | None:
+def _json(answer: Answer) -> ServerMetadata | None:
     try:
         value = orjson.loads(answer.body) if not answer.truncated else None
     except orjson.JSONDecodeError:

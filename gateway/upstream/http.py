@@ -33,9 +33,9 @@ from gateway.upstream import protocol
 from gateway.upstream.protocol import (
     Holds,
     Hooks,
-    Message,
     Notice,
     Peer,
+    RpcMessage,
     answer_error,
     mapping,
     read_message,
@@ -84,7 +84,7 @@ class HttpSession(Session):
     def _keeps_state(self) -> bool:
         return bool(self._session_id)
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: RpcMessage) -> None:
         head = await self._headers(self.peer)
         with await self._open(
             "POST", head, protocol.encode_message(message), limits.HELD_SECONDS
@@ -92,7 +92,7 @@ class HttpSession(Session):
             await _read_to_end(stream)
 
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
+        self, message: RpcMessage, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
         body, refused_head = protocol.encode_message(message), None
         seconds = ends - asyncio.get_running_loop().time()
@@ -130,7 +130,7 @@ class HttpSession(Session):
 
     async def _messages(
         self, stream: Stream, peer: Peer, holds: Holds | None, last: Event, resumes: int
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[RpcMessage, None]:
         """The messages of a stream; a stream that ends early is taken up again where it can be."""
         async for event in read_events(stream.read, self.name, holds, last):
             last = event
@@ -185,7 +185,7 @@ class HttpSession(Session):
             if isinstance(message.get("method"), str):
                 self._handle_stray(message)
 
-    def _give_up(self, message: Message, peer: Peer) -> None:
+    def _give_up(self, message: RpcMessage, peer: Peer) -> None:
         if peer.era == "handshake":  # in the modern era closing the request was the signal
             super()._give_up(message, peer)
 
@@ -208,7 +208,7 @@ class HttpSession(Session):
                 head.append(("mcp-session-id", self._session_id))
         return head
 
-    def _routing_headers(self, message: Message, peer: Peer) -> Headers:
+    def _routing_headers(self, message: RpcMessage, peer: Peer) -> Headers:
         """What a 2026-07-28 request repeats in its headers, so that proxies can route on it."""
         if peer.era != "modern":
             return ()

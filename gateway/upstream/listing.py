@@ -59,12 +59,9 @@ class ListingLink(Link):
         self._has_doubt = False
         self._tool_digest: str | None = None
         self._digests: dict[str, str] = {}  # digests of the other lists
-        self._reported = (
-            self._loop.time() - callbacks.pace.spacing
-        )  # when a change was last reported
-        self._looked = (
-            self._loop.time() - callbacks.pace.doubt
-        )  # when the tools were last looked at
+        pace, now = callbacks.pace, self._loop.time()
+        self._reported = now - pace.spacing  # when a change was last reported
+        self._looked = now - pace.doubt  # when the tools were last looked at
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     @property

@@ -29,9 +29,9 @@ from gateway.limits import HELD_SECONDS, MAX_ANSWER_BYTES, MAX_CONTAINERS, MAX_Q
 from gateway.model import digest
 from gateway.naming import cut, visible
 
-Message = dict[str, Any]
+RpcMessage = dict[str, Any]
 RawTool = dict[str, Any]
-Era = Literal["handshake", "modern"]
+PeerEra = Literal["handshake", "modern"]
 EraChoice = Literal["auto", "2025", "2026"]  # the era that a connection is to speak
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
@@ -54,6 +54,7 @@ LISTEN_FILTER: Mapping[str, Any] = {
     "resourcesListChanged": True,
 }
 INTERACTIVE = frozenset(("tools/call", "prompts/get", "resources/read"))  # may ask the caller
+ELICIT = "elicitation/create"  # the method that asks a client's user something
 LOGGED = "notifications/message"
 UPDATED = "notifications/resources/updated"
 TOO_DEEP = "nested too deeply"
@@ -102,7 +103,7 @@ NO_HOOKS = Hooks()
 class Peer:
     """What an upstream said of itself when we met."""
 
-    era: Era
+    era: PeerEra
     version: str
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class Peer:
 
 PROBE = Peer("modern", MODERN_VERSION)
 GREETING = Peer("handshake", "")
-Exchange = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
+SendProbe = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
 
 
 def unreachable_error(upstream: str, problem: str, *, sent: bool) -> UpstreamFailed:
@@ -145,7 +146,7 @@ def too_large_error(upstream: str, limit: int, unit: str = "bytes") -> UpstreamF
 
 def request_message(
     request_id: int, method: str, params: Mapping[str, Any], peer: Peer, hooks: Hooks = NO_HOOKS
-) -> Message:
+) -> RpcMessage:
     """One request as it goes out, with the envelope its era asks for."""
     meta = {k: v for k, v in (params.get("_meta") or {}).items() if _may_pass(k)}
     if hooks.progress is not None:
@@ -177,7 +178,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def read_message(data: bytes, upstream: str) -> Message:
+def read_message(data: bytes, upstream: str) -> RpcMessage:
     """The JSON-RPC message that some bytes hold; one that would hold up all callers is refused.
 
     The number of its lists and objects is a count that takes no time.
@@ -193,7 +194,7 @@ def read_message(data: bytes, upstream: str) -> Message:
     return message
 
 
-def outcome(message: Message, upstream: str) -> dict[str, Any]:
+def outcome(message: RpcMessage, upstream: str) -> dict[str, Any]:
     """The result that a response holds; its error is raised."""
     if "error" in message:
         raise RpcFailed(upstream, message["error"])
@@ -214,8 +215,8 @@ def without_envelope(result: dict[str, Any]) -> dict[str, Any]:
 
 
 async def negotiate(
-    exchange: Exchange,
-    last_era: Era | None,
+    exchange: SendProbe,
+    last_era: PeerEra | None,
     seconds: float,
     choice: EraChoice = "auto",
     offers: Mapping[str, Any] = SESSION_CAPABILITIES,  # for an upstream that is told once a session
@@ -235,7 +236,7 @@ async def negotiate(
             problem = f"can't be spoken to in the protocol of {choice}: {error.message}"
             hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
             raise answer_error("The upstream", problem, hint=hint) from error
-    meetings: list[Callable[[Exchange, float], Awaitable[Peer]]] = [_discover, initialize]
+    meetings: list[Callable[[SendProbe, float], Awaitable[Peer]]] = [_discover, initialize]
     first, second = reversed(meetings) if last_era == "handshake" else meetings
     try:
         return await first(exchange, min(seconds, HELD_SECONDS))
@@ -256,7 +257,7 @@ def _is_refusal(error: GatewayError) -> bool:
     return error.code == "upstream_error" and error.details.get("status") not in (401, 403)
 
 
-async def _discover(exchange: Exchange, seconds: float) -> Peer:
+async def _discover(exchange: SendProbe, seconds: float) -> Peer:
     answer = await exchange("server/discover", {}, PROBE, seconds)
     versions = answer.get("supportedVersions")
     if not isinstance(versions, list) or MODERN_VERSION not in versions:
@@ -265,7 +266,7 @@ async def _discover(exchange: Exchange, seconds: float) -> Peer:
     return _peer("modern", MODERN_VERSION, answer, info)
 
 
-async def _initialize(offers: Mapping[str, Any], exchange: Exchange, seconds: float) -> Peer:
+async def _initialize(offers: Mapping[str, Any], exchange: SendProbe, seconds: float) -> Peer:
     version = HANDSHAKE_VERSIONS[0]
     params = {"protocolVersion": version, "capabilities": offers, "clientInfo": CLIENT_INFO}
     answer = await exchange("initialize", params, GREETING, seconds)
@@ -277,7 +278,7 @@ async def _initialize(offers: Mapping[str, Any], exchange: Exchange, seconds: fl
     return _peer("handshake", version, answer, mapping(answer.get("serverInfo")))
 
 
-def _peer(era: Era, version: str, answer: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
+def _peer(era: PeerEra, version: str, answer: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
     instructions = answer.get("instructions")
     text = instructions if isinstance(instructions, str) else None
     return Peer(era, version, mapping(answer.get("capabilities")), info, text)

@@ -38,7 +38,7 @@ from gateway.upstream.stdio import StdioSession
 
 # By name, settings and principal (None: for listing); given the headers that were refused, and
 # whether those were fresh.
-Authorize = Callable[[str, Connection, str | None, Headers | None, bool], Awaitable[Headers]]
+AuthorizeFor = Callable[[str, Connection, str | None, Headers | None, bool], Awaitable[Headers]]
 # An upstream's name, the principal whom a notice concerns (None: all), its method and params.
 OnNotification = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 class Upstreams:
     """The upstreams of all connections; `async with` closes every one of them."""
 
-    def __init__(self, egress: Egress, authorize: Authorize, pace: Pace | None = None) -> None:
+    def __init__(self, egress: Egress, authorize: AuthorizeFor, pace: Pace | None = None) -> None:
         self._egress = egress
         self._authorize = authorize
         self._pace = pace or Pace()

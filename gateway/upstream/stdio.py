@@ -24,7 +24,7 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.naming import visible
 from gateway.system import signal_group, signal_number
 from gateway.upstream import protocol
-from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable_error
+from gateway.upstream.protocol import Hooks, Peer, PeerEra, RpcMessage, mapping, unreachable_error
 from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream, end_tasks, wait_for_event
 
 BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
@@ -38,9 +38,9 @@ class StdioSession(Session):
     _child: Child | None = None
     _reader: asyncio.Task[None] | None = None
 
-    async def connect(self, last_era: Era | None, seconds: float) -> None:
+    async def connect(self, last_era: PeerEra | None, seconds: float) -> None:
         """Starts the child and meets it; afterwards requests can be made."""
-        self._inboxes: dict[Any, asyncio.Queue[Message | GatewayError]] = {}  # by request
+        self._inboxes: dict[Any, asyncio.Queue[RpcMessage | GatewayError]] = {}  # by request
         self._child = await start_child(self._upstream)
         self._reader = asyncio.create_task(self._read_output(self._child))
         await super().connect(last_era, seconds)
@@ -57,7 +57,7 @@ class StdioSession(Session):
         return True
 
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
+        self, message: RpcMessage, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
         limit.reschedule(ends)
         inbox = self._inboxes[message["id"]] = asyncio.Queue()
@@ -68,7 +68,7 @@ class StdioSession(Session):
         finally:
             del self._inboxes[message["id"]]
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: RpcMessage) -> None:
         if self._child is None or self.lost.is_set():
             raise unreachable_error(self.name, "is not running", sent=False)
         pipe = self._child.input
@@ -122,7 +122,7 @@ class StdioSession(Session):
             self._deliver(int(found[1]) if found else None, error, limits.MAX_PENDING + 1)
             log.info("upstream_line_ignored", upstream=self.name, reason=error.message)
 
-    def _take_message(self, message: Message) -> None:
+    def _take_message(self, message: RpcMessage) -> None:
         method, params = message.get("method"), mapping(message.get("params"))
         if not isinstance(method, str):
             self._deliver(message.get("id"), message, limits.MAX_PENDING + 1)
@@ -135,7 +135,7 @@ class StdioSession(Session):
         else:
             self._handle_stray(message)
 
-    def _deliver(self, request_id: Any, item: Message | GatewayError, room: int) -> None:
+    def _deliver(self, request_id: Any, item: RpcMessage | GatewayError, room: int) -> None:
         """Progress is dropped where its caller reads too slowly; an answer always has room."""
         inbox = self._inboxes.get(request_id) if isinstance(request_id, int) else None
         if inbox is not None and inbox.qsize() < room:
@@ -147,8 +147,8 @@ _ID_LAST = re.compile(rb'\}\s*,(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(
 
 
 async def _read_inbox(
-    inbox: asyncio.Queue[Message | GatewayError],
-) -> AsyncGenerator[Message, None]:
+    inbox: asyncio.Queue[RpcMessage | GatewayError],
+) -> AsyncGenerator[RpcMessage, None]:
     while True:
         item = await inbox.get()
         if isinstance(item, GatewayError):

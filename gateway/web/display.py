@@ -18,7 +18,7 @@ from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_o
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as, secrets_of
-from gateway.config.profiles import Form
+from gateway.config.profiles import Format
 from gateway.config.settings import Permissions
 from gateway.limits import SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
@@ -49,7 +49,7 @@ def _fields(value: object, names: list[str]) -> dict[str, Any]:
 # --- tools and connections ------------------------------------------------------------------------
 
 
-def tool_row(tool: Tool, permissions: Permissions, form: Form = "full") -> dict[str, Any]:
+def tool_row(tool: Tool, permissions: Permissions, form: Format = "full") -> dict[str, Any]:
     """One tool in a list, with its token cost in the form that the client is sent."""
     must_confirm = decide(tool, permissions).outcome == "confirm"
     details = {"tokens": listed_tokens(tool, form), "requires_confirmation": must_confirm}
@@ -68,7 +68,7 @@ def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
     }
 
 
-def tool_summary(tool: Tool, form: Form = "full") -> dict[str, Any]:
+def tool_summary(tool: Tool, form: Format = "full") -> dict[str, Any]:
     """One tool in the lists of the `mcp_*` tools, from which a model chooses."""
     return {
         "server_id": tool.connection,

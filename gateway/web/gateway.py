@@ -32,7 +32,7 @@ from gateway.calls.result_forms import error_result, value_result
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.profiles import Form, Serving, find_serving
+from gateway.config.profiles import Format, Serving, find_serving
 from gateway.errors import (
     Broken,
     GatewayError,
@@ -44,7 +44,7 @@ from gateway.errors import (
     UpstreamRefused,
 )
 from gateway.model import Principal, Scope, Tool
-from gateway.outbound.content import Work
+from gateway.outbound.content import RunInWorker
 from gateway.policy.access import may_know, oversees
 from gateway.policy.view import (
     OwnTool,
@@ -63,7 +63,7 @@ from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
 from gateway.store.tables import EVENTS, RESULT, Approval, Execution
 from gateway.web.display import execution_record
-from gateway.web.guard import EventStream, Step
+from gateway.web.guard import EventStream, WriteNews
 from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, resolve_request
 
@@ -250,7 +250,7 @@ class Gateway:
     feed: Feed
     directory: AzureDirectory
     people: PeopleCredentials
-    work: Work
+    work: RunInWorker
     own_tools: Mapping[str, ServedTool]
     wake: Callable[[str], None] = lambda name: None  # has a lazy connection read soon
     unknown_calls: int = 0
@@ -289,7 +289,7 @@ class Gateway:
         return serving
 
     def view_of(
-        self, snapshot: Snapshot, principal: Principal, scope: Scope, form: Form = "full"
+        self, snapshot: Snapshot, principal: Principal, scope: Scope, form: Format = "full"
     ) -> View:
         """What the principal sees at this address, in this snapshot and form."""
         traits = principal.name, principal.role, principal.organization, principal.admin
@@ -302,7 +302,9 @@ class Gateway:
             self._wake_sleepers(snapshot, cached)
         return cached
 
-    def _shared_view(self, snapshot: Snapshot, person: Principal, scope: Scope, form: Form) -> View:
+    def _shared_view(
+        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Format
+    ) -> View:
         """One view for all principals who see the same: a thousand cost the memory of one."""
         key = (snapshot.revision, view_key(snapshot, person, scope), form)
         shared = self._views.get(key)
@@ -443,7 +445,7 @@ class Feed:
         self.closing = True
         self.wake()
 
-    def stream(self, principal: str, step: Step, *, rest: float = 0.0) -> EventStream:
+    def stream(self, principal: str, step: WriteNews, *, rest: float = 0.0) -> EventStream:
         """A stream that is woken by events and by changes. Raises where there are too many.
 
         The more readers there are, the longer each rests: a burst costs no more for many readers.

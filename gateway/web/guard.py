@@ -207,7 +207,7 @@ EVENT_STREAM_HEADERS = [
 ]
 
 Say = Callable[[bytes], Awaitable[None]]
-Step = Callable[[Say], Awaitable[bool]]  # writes what is new; False: the stream is over
+WriteNews = Callable[[Say], Awaitable[bool]]  # writes what is new; False: the stream is over
 
 
 def event_frame(data: bytes, kind: str = "message", id: str | int | None = None) -> bytes:
@@ -227,7 +227,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        step: Step,
+        step: WriteNews,
         woken: asyncio.Event,
         leave: Callable[[], None],
         rest: Callable[[], float] = float,  # between two steps: a burst of news is one step

@@ -36,20 +36,20 @@ from gateway.web import display
 from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
 from gateway.web.tool_schemas import (
     CONNECTION,
-    Arguments,
+    ConnectionKind,
     Cursor,
     Flag,
     Input,
     Json,
-    Kind,
     Known,
     Limit,
     LocalName,
     Name,
     Offset,
     Pointer,
-    Server,
+    ServerId,
     Text,
+    ToolArguments,
     ToolName,
     count_from,
     declare_tool,
@@ -120,7 +120,7 @@ def _page(names: list[str], offset: int, limit: int, cursor: str) -> tuple[list[
 
 @own_tool("all", "Call any tool", reads=False, gives_result=True)
 async def call_dynamic_tool(
-    inquiry: Inquiry, name: ToolName, arguments: Arguments = NOTHING
+    inquiry: Inquiry, name: ToolName, arguments: ToolArguments = NOTHING
 ) -> dict[str, Any]:
     """Calls a tool by its name, also one that came after your list of tools was made;
     list_dynamic_tools names them. The same as calling the tool itself."""
@@ -226,7 +226,7 @@ async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Json:
 
 @own_tool("admin", "Connect an API", reads=False, extra_inputs=CONNECTION)
 async def put_connection(
-    inquiry: Inquiry, name: Name, kind: Kind, dry_run: Flag = False, **settings: Any
+    inquiry: Inquiry, name: Name, kind: ConnectionKind, dry_run: Flag = False, **settings: Any
 ) -> Json:
     """Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept and
     you see the tools it would give, what changes, what is skipped and why, and the token cost."""
@@ -399,7 +399,7 @@ async def get_managed_api(
 @own_tool("meta", "List a server's tools")
 async def mcp_list_tools(
     inquiry: Inquiry,
-    server_id: Server,
+    server_id: ServerId,
     offset: Offset = 0,
     limit: Limit = PAGE_ENTRIES,
     cursor: Cursor = "",
@@ -435,7 +435,7 @@ async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_
 
 @own_tool("meta", "Get a tool's schema")
 async def mcp_get_tool_schema(
-    inquiry: Inquiry, server_id: Server, tool_name: LocalName, output: Flag = False
+    inquiry: Inquiry, server_id: ServerId, tool_name: LocalName, output: Flag = False
 ) -> Json:
     """What a tool takes: read this before mcp_call_tool. With `output` also what it gives."""
     tool = await _find_named_tool(inquiry, server_id, tool_name)
@@ -462,7 +462,7 @@ async def mcp_get_tool_schema(
 
 @own_tool("meta", "Call a tool", reads=False, gives_result=True)
 async def mcp_call_tool(
-    inquiry: Inquiry, server_id: Server, tool_name: LocalName, args: Arguments = NOTHING
+    inquiry: Inquiry, server_id: ServerId, tool_name: LocalName, args: ToolArguments = NOTHING
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:

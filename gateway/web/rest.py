@@ -64,7 +64,7 @@ CHANGE_STATUSES: tuple[ChangeStatus, ...] = get_args(ChangeStatus)
 
 
 Json = dict[str, Any]
-Headers = Mapping[str, str] | None
+HeaderMap = Mapping[str, str] | None
 
 
 def http_app(gateway: Gateway, identity: Identity, other_routes: Sequence[Route]) -> Starlette:
@@ -143,7 +143,7 @@ def _number(parameter: inspect.Parameter, text: str | None) -> Any:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def json_response(value: Any, status: int = 200, headers: Headers = None) -> Response:
+def json_response(value: Any, status: int = 200, headers: HeaderMap = None) -> Response:
     """A value as the body of an answer."""
     return Response(json_bytes(value), status, headers, "application/json")
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import orjson
 import pytest
 
-from gateway.cli.manage import Status
+from gateway.cli.manage import StatusFilter
 from gateway.cli.terminal import show_spinner
 from gateway.store.tables import ExecutionStatus
 from tests.callers import api
@@ -114,7 +114,7 @@ async def test_a_connection_is_shown_and_completed(asking: Running) -> None:
     assert await completed(asking.url, "call demo_get") == ["demo_get_book"]
     assert await completed(asking.url, "executions list --status e") == ["executing", "expired"]
     assert await completed("http://127.0.0.1:9", "call demo_get") == []
-    assert set(get_args(Status)) == set(get_args(ExecutionStatus))
+    assert set(get_args(StatusFilter)) == set(get_args(ExecutionStatus))
 
 
 async def completed(url: str, words: str) -> list[str]:
