@@ -101,7 +101,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """How a request body is put together: from fields, or whole from one argument."""
+    """The plan of a request body: made from fields, or whole from one argument."""
 
     media_type: str
     fields: tuple[Field, ...] = ()
@@ -237,7 +237,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How many requests are allowed in a window of time."""
+    """The number of requests that are allowed in a window of time."""
 
     requests: int
     window_seconds: float
@@ -313,7 +313,7 @@ class BuiltDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What configuration says of one operation; it replaces what the definition says."""
+    """The settings for one operation; they replace what the definition says."""
 
     access: Access | None = None
     risk: Risk | None = None
@@ -334,7 +334,7 @@ class Wrap:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a connector knows of a connection. No secrets: this is hashed, stored and logged."""
+    """A connection as connectors know it. No secrets: this is hashed, stored and logged."""
 
     connection: str
     kind: Kind
@@ -393,7 +393,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which view of the principal an address asks for."""
+    """The view of the principal that an address asks for."""
 
     kind: Literal["own", "bundles", "step"] = "own"
     names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)

@@ -1,4 +1,4 @@
-"""How much may go out, and when it is better to wait: refused at once, or after a short queue.
+"""Limits on outgoing calls: a call over a limit is refused at once, or after a short queue.
 
     rate        bounds requests in any window, per connection and principal, or per connection
     slots       bounds calls at the same time, overall and per connection, with a short queue
@@ -259,7 +259,7 @@ class CallTasks:
         return result
 
     def count(self, owner: object) -> int:
-        """How many calls run for this owner."""
+        """The number of calls that run for this owner."""
         return sum(task_owner == owner for _, task_owner in self._tasks.values())
 
     def start(

@@ -1,4 +1,4 @@
-"""What an API answered becomes what a model reads.
+"""Turns an API's answer into the result that a model reads.
 
 JSON is both text and structure, images and audio stay as they are, other files are embedded, and an
 answer over the bound is a preview and the promise of the rest. Headers that say how to go on are

@@ -65,7 +65,7 @@ QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
 class Ticket(Struct, frozen=True):
-    """All that is needed to make a call whose caller is no longer there; sealed in its row."""
+    """All that a process needs to make a call whose caller has left; sealed in its row."""
 
     principal: Principal
     arguments: Mapping[str, Any]
@@ -337,7 +337,7 @@ class Approvals:
         attempt.snapshot, attempt.tool, attempt.judged_tool = found
 
     async def open_ticket(self, approval: Approval) -> Ticket:
-        """What an approved call is made from; an approval whose ticket can't be opened is void."""
+        """The ticket of an approved call; an approval whose ticket can't be opened is void."""
         try:
             return msgspec.convert(self.seal.decrypt_json(approval.sealed_arguments), Ticket)
         except (InvalidToken, ValueError, msgspec.ValidationError) as error:

@@ -1,4 +1,4 @@
-"""How a call proves itself to an API: worked out per connection, and sent to its own host only.
+"""The credentials that calls carry to an API: made per connection, sent to its own host only.
 
 Bearer, basic and API keys are there at once. OAuth 2 client credentials, a token for the caller's
 own (RFC 8693) and the Nango vault have to be asked: one request however many calls wait for it,
@@ -69,7 +69,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How a connection proves itself, by its settings and its definition."""
+    """The kind of proof that a connection's settings and definition ask for."""
 
     owner: str  # of its tokens: the connection, or a name that connections share
     settings: Auth
@@ -93,7 +93,7 @@ _NO_BUILD = Build("", "", "")
 def proof_of(
     owner: str, settings: Auth, build: Build | None = None, connection: Connection | None = None
 ) -> Proof:
-    """How a connection proves itself; its definition fills in what its settings leave open."""
+    """The proof of a connection; its definition fills in what its settings leave open."""
     build = build or _NO_BUILD
     scheme, key = build.auth_scheme or "Bearer", ("", "")
     if isinstance(settings, ApiKeyAuth):
@@ -206,7 +206,7 @@ class Credentials:
         self._renewals: dict[Proof, asyncio.Task[_HeldToken]] = {}
 
     def present(self, principal: str, token: str) -> None:
-        """Has calls of a principal go out with what their own token is exchanged for."""
+        """Remembers a principal's token, for which their calls' tokens are exchanged."""
         self._caller_tokens.pop(principal, None)
         self._caller_tokens[principal] = token  # the latest is the last
 
@@ -264,7 +264,7 @@ class Credentials:
         return grant.headers
 
     async def grant(self, auth: Proof, principal: Principal = NOBODY, rejected: int = 0) -> Grant:
-        """What a call adds to its request; not the version that was rejected."""
+        """The grant that a call adds to its request; never the version that the API rejected."""
         if auth.ready is not None:
             return auth.ready
         if auth.by_people:
@@ -280,7 +280,7 @@ class Credentials:
         return (await asyncio.shield(task)).grant
 
     async def _other_grant(self, auth: Proof, principal: Principal, old: Grant) -> Grant:
-        """What a call adds to its request in place of a grant that an API did not accept."""
+        """The grant for a second attempt, in place of the one that the API did not accept."""
         if not auth.by_people:
             self.reject(self._with_subject(auth, principal), old)
         return await self.grant(auth, principal, rejected=old.version)

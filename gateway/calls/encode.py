@@ -1,4 +1,4 @@
-"""How arguments are written: values in OpenAPI's styles, and bodies in their media types. Pure.
+"""Writes arguments into requests: values in OpenAPI's styles, bodies in their media types. Pure.
 
 A path, a query, a cookie and a form each have their own idea of which characters may stand as they
 are, so that the encoder is handed in; the delimiters of a style are put between values that are

@@ -1,4 +1,4 @@
-"""What people and clients are asked while a call waits, and how their answers are read.
+"""The questions that people and clients get while a call waits, and the reading of their answers.
 
 A person who approves is shown everything the decision is about. Values are somebody's text, so each
 stands on one line, cut to a length, without characters that hide or reorder others. Only a clear
@@ -105,7 +105,7 @@ def approval_form(always: str) -> dict[str, Any]:
 
 
 def decision_of(answer: object, always: bool) -> ApprovalChoice:
-    """What was decided; anything but a clear yes is a no."""
+    """The decision in a person's answer; anything but a clear yes is a no."""
     if not isinstance(answer, Mapping) or answer.get("action") != "accept":
         return "deny"
     content = answer.get("content")
@@ -116,7 +116,7 @@ def decision_of(answer: object, always: bool) -> ApprovalChoice:
 
 
 def always_words(snapshot: Snapshot, approval: Approval) -> str:
-    """What "always allow" means for this call; "" where it is not offered."""
+    """The words for "always allow" in the form of this call; "" where it is not offered."""
     if not may_always(snapshot, approval.risk):
         return ""
     if approval.session:
@@ -145,7 +145,7 @@ def approval_warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> 
 
 
 def largest_list(value: Any, at: str = "the arguments") -> tuple[str, int]:
-    """Where the longest list is, and how long it is."""
+    """The place of the longest list in the arguments, and its length."""
     own, inner = (at, 0), list[tuple[str, Any]]()
     if isinstance(value, Mapping):
         inner = [(str(key), item) for key, item in value.items()]
@@ -179,7 +179,7 @@ DECLINED: dict[str, Any] = {"action": "decline"}
 def make_asker(
     caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None
 ) -> Ask | None:
-    """What puts questions to this caller, for at most `seconds`; None: the caller can't be asked.
+    """A function that asks this caller, for at most `seconds`; None: the caller can't be asked.
 
     `put` is the way to a client that can't be asked on its request's own stream.
     """

@@ -33,7 +33,7 @@ QUESTION = "sign_in"  # the key of our question in an InputRequiredResult
 
 @dataclass(slots=True)
 class SignInQuestions:
-    """Has people sign in for their calls."""
+    """Asks the people whose calls need it to sign in, and waits until they have."""
 
     credentials: Credentials
     seal: Seal
@@ -43,8 +43,7 @@ class SignInQuestions:
     async def ensure(self, attempt: Attempt, auth: Proof) -> Result | None:
         """None once there is a credential; a question where the client answers by calling again."""
         answer = self._take_answer(attempt)
-        error = await self._sign_in_error(attempt, auth)
-        if error is None:
+        if (error := await self._sign_in_error(attempt, auth)) is None:
             return None
         caller = attempt.caller
         opens_pages = "url" in elicitation_modes(caller.capabilities) and not attempt.unattended

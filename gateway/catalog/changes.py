@@ -1,4 +1,4 @@
-"""What a refresh changed, operation by operation, and what that means for the connection. Pure.
+"""Compares a refreshed connection with the one served, operation by operation. Pure.
 
 `safe` needs no admin; `breaking` may fail callers that worked before (an input got stricter, a tool
 is gone); `risky` may do something other than what people approved (another host, method, path,

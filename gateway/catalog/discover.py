@@ -1,4 +1,4 @@
-"""From a connection's settings to its tools: the slow part, with all the waiting in it.
+"""Makes tools from a connection's settings: the slow part, with all the waiting in it.
 
 Each kind of connection has its way to a definition, from which tools are built off the event loop.
 Where neither the bytes nor anything that shapes the tools has changed, the build from before is
@@ -116,7 +116,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Discoverer:
-    """What discovery needs from outside: the ways to read, to build and to ask an MCP server."""
+    """Discovers what connections offer, with ways to read, to build and to ask an MCP server."""
 
     fetcher: Fetcher
     workers: Workers
@@ -126,7 +126,7 @@ class Discoverer:
     prove: Prove
 
     async def discover(self, look: Look) -> BuiltDefinition:
-        """What a connection offers now; the very object `look.previous` where nothing changed."""
+        """The definition built as it is now; the very object `look.previous` if nothing changed."""
         settings, previous, session = look.settings, look.previous_definition, None
         if isinstance(settings, OpenApiConnection):
             return await self._discover_openapi(look, settings)

@@ -99,7 +99,7 @@ class PutAccess:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a request may need to know, as of one revision."""
+    """The whole state that requests are served from, as of one revision."""
 
     revision: int
     settings: Settings
@@ -334,7 +334,7 @@ def portable_tools(prefix: str, tools: Iterable[Tool]) -> list[Tool]:
 
 
 class NameSpaces:
-    """Which connection a tool's name belongs to, by settings alone.
+    """Finds the connection that a tool's name belongs to, by settings alone.
 
     What an upstream lists must never take a name that leads elsewhere: not today, and not on the
     day when the other connection is slow to start or drops a tool. So a name that is chosen (`as`),

@@ -1,4 +1,4 @@
-"""config.toml, written: a first one by `gateway init`, one connection more by `gateway add`.
+"""Writes config.toml: `gateway init` makes a first one, `gateway add` adds a connection to it.
 
 A file that is there keeps every line and comment: a table is put at its end, and an address into
 `network.allow` where this machine's own must be reached. The new text is read again before it is

@@ -39,7 +39,7 @@ class ClientName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientFile:
-    """Where a client keeps its servers, and how it writes one down."""
+    """The file where a client keeps its servers, and the form in which it writes one down."""
 
     file: str  # for every project: its path from the home folder
     key: str

@@ -1,4 +1,4 @@
-"""What `gateway serve` serves: config.toml, built-in defaults, or what the command line names.
+"""Sets up what `gateway serve` serves: config.toml, defaults, or APIs that the command line names.
 
 Without a config.toml the demo is served on loopback, the state lies in `state/` here, and a
 config.toml that appears is followed. Definitions that are named are served by themselves: nobody

@@ -1,4 +1,4 @@
-"""How commands speak to a person: tables that fit the terminal, times as ages, spinners and bars.
+"""Prints for a person at a terminal: tables that fit it, times as ages, spinners and bars.
 
 A table is as wide as the terminal: ids are cut to a start that no other id has, texts end in an
 ellipsis, and the last columns are left out where there is no room. Elsewhere everything is printed

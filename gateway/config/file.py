@@ -1,4 +1,4 @@
-"""From the text of config.toml to `Settings`, with errors a person can act on.
+"""Reads config.toml into `Settings`, with errors a person can act on, and watches the file.
 
 Each problem is one line: file, key path, what is wrong, what is allowed. `${NAME}` and
 `${NAME:-default}` are expanded in every string before anything is checked; a variable that is not

@@ -31,7 +31,7 @@ class ShippedProfile(Profile):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a client of a profile is served: looked up for each request."""
+    """The way a client of a profile is served: looked up for each request."""
 
     form: Format
     results: Results
@@ -47,7 +47,7 @@ def profiles_of(configured: Mapping[str, Profile]) -> Iterator[tuple[str, Profil
 
 
 def find_serving(configured: Mapping[str, Profile], client: str) -> Serving:
-    """How a client is served that calls itself `name/version`."""
+    """The serving of a client that calls itself `name/version`."""
     name = client.rpartition("/")[0].lower()
     fitting = (each for _, each in profiles_of(configured) if name and _fits(name, each))
     return serving_of(next(fitting, Profile()))

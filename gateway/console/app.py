@@ -329,7 +329,7 @@ class _OpenPage:
         return True
 
     async def _read_inputs(self, visit: Visit) -> Inputs:
-        """What a page depends on: while that is the same, the page is rarely rendered."""
+        """The values a page depends on: while they are the same, the page is rarely rendered."""
         backend, problem = visit.backend, visit.backend.health.config_problem
         db, (contact, _) = visit.gateway.db, backend.contacts.get(visit.principal.name, (0.0, b""))
         (ledger, stored), news = await newest_ids(db), self.feed.news

@@ -83,7 +83,7 @@ def _card(visit: Visit, approval: Approval) -> dict[str, Any]:
 
 
 def _ending(approval: Approval) -> str:
-    """How the wait ended, and by whose decision."""
+    """The words for how the wait of a call ended, and by whose decision."""
     if approval.decided_by is None:
         withdrawn = "Withdrawn: the tool or its caller changed"
         return withdrawn if approval.status == "void" else "Nobody answered in time"

@@ -369,7 +369,7 @@ def _add_rest(
 
 
 def duration(milliseconds: float | None) -> str:
-    """How long something took."""
+    """A number of seconds in words."""
     if milliseconds is None:
         return "–"
     if milliseconds < 1000:

@@ -320,7 +320,7 @@ CONSENT = "/azure/consent/"
 
 
 def return_address(seal: Seal, public_url: str, id_: str) -> str:
-    """Where Azure sends the person who signed in for this resource, within the hour."""
+    """The address where Azure sends a person who signed in for this resource, for an hour."""
     note = seal.seal_values(CONSENT, id_, time.time() + 3600)
     return f"{public_url}{CONSENT}{note.rstrip('=')}"
 

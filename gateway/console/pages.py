@@ -141,7 +141,7 @@ def is_partial(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Navigation:
-    """What the navigation counts and lists at one moment."""
+    """The counts and lists of the console's navigation at one moment."""
 
     connections: list[dict[str, Any]]
     tools: int
@@ -174,7 +174,7 @@ def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
 
 
 def _last_contact(visit: Visit) -> RowValues | None:
-    """When a client of the visitor last spoke here, for "Connect a client" to turn green."""
+    """The last request of a client of the visitor: it turns "Connect a client" green."""
     contact = visit.backend.contacts.get(visit.principal.name)
     return contact and {"at": contact[0], "agent": contact[1].decode("utf-8", "replace")}
 
@@ -217,7 +217,7 @@ async def page(
 
 
 def mcp_url(visit: Visit) -> str:
-    """Where clients reach MCP: at the name this page was reached by, which was checked."""
+    """The address of MCP for clients, at this page's own host name, which was checked."""
     public, host = visit.backend.public_url, visit.request.headers.get("host", "")
     return f"{public if urlsplit(public).netloc == host else f'http://{host}'}/mcp"
 
@@ -289,7 +289,7 @@ def choose_rows(
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """By which column a table is sorted, and where the heading of each column leads."""
+    """The column that a table is sorted by, and the link in each column's heading."""
 
     chosen: str
     down: bool

@@ -1,4 +1,4 @@
-"""What the MCP servers behind the gateway have beside tools, for each view of it.
+"""Passes on prompts, resources and completion of the MCP servers behind the gateway, for each view.
 
 A view has the prompts, resources, completion and logs of the servers in it that offer them. Where
 one server is all there is, a request goes to it as it came. Where there are several, lists are put
@@ -97,7 +97,7 @@ class PassThrough:
         self._upstreams.on_notification = self._hear
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
-        """What a view offers; servers that were never met get a moment to answer."""
+        """The capabilities a view offers; servers that were never met get a moment to answer."""
         snapshot, view, offer = self._look(principal, scope)
         instructors = trusted_sources(offer, view, snapshot)
         states = {state.name: state for state in (*offer.servers, *instructors)}.values()
@@ -192,7 +192,7 @@ class PassThrough:
     def _instructions(
         self, snapshot: Snapshot, offer: Offering, servers: Sequence[ConnectionState]
     ) -> str:
-        """How the servers say they are to be used; the words of a sole server stand alone."""
+        """The instructions of the servers; those of a sole server stand alone."""
         texts = {
             state.name: self.prepared.of(snapshot, state.name).redactor.text(words)
             for state in servers
@@ -269,7 +269,7 @@ class Relay:
     async def list_all(
         self, servers: Sequence[ConnectionState], kind: str
     ) -> list[list[Item] | GatewayError]:
-        """What each of the servers lists, or why it does not."""
+        """The list of each server, or the reason why it has none."""
 
         async def try_to_list(server: ConnectionState) -> list[Item] | GatewayError:
             try:
@@ -429,7 +429,7 @@ def _has_capability(capabilities: Mapping[str, Any], capability: str) -> bool:
 
 
 def _merge(peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What any of the servers offers; a flag is set if it is for one of them."""
+    """The offers of all servers in one; a flag is set if any of them sets it."""
     merged: dict[str, Any] = {}
     for name, flags in FLAGS.items():
         values = [peer[name] for peer in peers if _has_capability(peer, name)]

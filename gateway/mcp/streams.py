@@ -146,7 +146,7 @@ class Streams:
         await EventStream(stream.step, stream.wake_up, leave)({}, receive, send)
 
     def look_again(self) -> None:
-        """Has all streams compared soon: something they depend on may have changed."""
+        """Asks to compare all streams soon: something they depend on may have changed."""
         self._wake_up.set()
 
     async def _keep_comparing(self) -> None:
@@ -232,7 +232,7 @@ ResourceKey = tuple[str, str]  # server, URI
 
 @dataclass(frozen=True, slots=True)
 class UpstreamNotice:
-    """What a server tells unasked: that a resource was updated, or a log message."""
+    """A message that a server sends unasked: a resource was updated, or a log message."""
 
     server: str
     method: str
@@ -293,7 +293,7 @@ class Wishes:
             self.unwatch(session, wish["server"], wish["uri"])
 
     async def watch(self, name: str, principal: str, server: str, uri: str) -> None:
-        """Has the holder of this name hear of updates; raises what the server says against it."""
+        """Subscribes the holder of this name to updates; raises the server's objection."""
         holder = self._holders.get(name)
         if holder is not None and (server, uri) in holder.resources:
             return
@@ -384,7 +384,7 @@ class Wishes:
         loop.call_later(self._linger, self._sync_soon, holder.principal)
 
     def _present_wishes(self, principal: str) -> set[ResourceKey]:
-        """What a principal's holders watch that have a stream here, or had one lately."""
+        """The resources of a principal's holders that have a stream here, or had one lately."""
         since = asyncio.get_running_loop().time() - self._linger
         holders = (h for h in self._holders_of(principal) if h.streams > 0 or h.last_active > since)
         return {resource for holder in holders for resource in holder.resources}

@@ -49,7 +49,7 @@ class OAuthError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRequest:
-    """What a client asks a person for, once its client id and redirect are known to be good."""
+    """A client's request to a person, once its client id and redirect are known to be good."""
 
     client_id: str
     client_name: str
@@ -62,7 +62,7 @@ class AuthorizationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """How long tokens live."""
+    """The lifetimes of tokens."""
 
     access_seconds: float
     refresh_seconds: float

@@ -51,7 +51,7 @@ class Provider:
         self._keys: SigningKeys | None = None
 
     async def address(self, state: str, nonce: str, verifier: str) -> str:
-        """Where a browser goes to sign in."""
+        """The address where a browser goes to sign in."""
         document = await self._discover()
         query = {
             "response_type": "code",

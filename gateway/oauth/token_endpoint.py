@@ -1,4 +1,4 @@
-"""What clients ask of the front door by themselves: tokens, their registration, revocation.
+"""Answers what clients ask without a browser: tokens, registration, revocation.
 
 Answers and errors are OAuth's own (RFC 6749, 7009, 7591), open to pages of every site, since each
 request carries proof of its own.

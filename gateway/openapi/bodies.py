@@ -1,4 +1,4 @@
-"""From a request body to arguments: an object's properties one by one, anything else whole.
+"""Makes arguments of a request body: an object's properties one by one, anything else whole.
 
 Only the top level is taken apart; nested objects stay real schemas. A body's hidden properties
 with a default become constants that are always sent. The object's other keywords become keywords of
@@ -42,7 +42,7 @@ _READING = ("GET", "HEAD", "DELETE")
 
 @dataclass(frozen=True, slots=True)
 class BodyPlan:
-    """How a body is put together, and what the caller gives for it."""
+    """The plan of a body, and the arguments the caller gives for it."""
 
     body: Body | None
     slots: Sequence[Slot] = ()
@@ -50,7 +50,7 @@ class BodyPlan:
 
 
 def plan_body(context: OperationContext, body: Content, others: Sequence[Slot]) -> BodyPlan:
-    """How the body is put together, and the arguments the caller gives for it."""
+    """Plans how the body is put together, and the arguments the caller gives for it."""
     kind = media_kind(body.media_type)
     hidden = default_of(context.document, body.schema) if is_internal(body.raw) else None
     if isinstance(hidden, dict):
@@ -368,7 +368,7 @@ def _plan_opaque(context: OperationContext, body: Content) -> BodyPlan:
 
 
 def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:
-    """How an object is written as XML; None for other media types."""
+    """The XML layout of an object; None for other media types."""
     if not content.media_type.partition(";")[0].strip().lower().endswith(("/xml", "+xml")):
         return None
     name = text_of(mapping(content.schema).get("$ref")).rpartition("/")[2]

@@ -388,6 +388,6 @@ def _answers(document: Document, operation: Operation) -> tuple[Content, ...]:
 
 
 def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:
-    """What a search finds the tool by, beside its name and its description."""
+    """The words by which a search finds a tool, beside its name and its description."""
     tags = [tag[:50] for tag in sequence(operation.raw.get("tags"))[:20] if isinstance(tag, str)]
     return " ".join([*tags, *(slot.argument for slot in slots)])[:1_000]

@@ -1,4 +1,4 @@
-"""What an operation takes and gives, in one plain form for Swagger 2.0, OpenAPI 3.0 and 3.1.
+"""The inputs and answers of an operation, in one form for Swagger 2.0, OpenAPI 3.0 and 3.1.
 
 All differences between the versions end here: parameters come out merged, resolved and as OpenAPI 3
 writes them, form fields of 2.0 as an object schema.
@@ -233,7 +233,7 @@ class OperationContext:
 def parameter_slots(
     context: OperationContext, parameters: Sequence[Raw]
 ) -> tuple[list[Parameter], list[Slot]]:
-    """How each parameter is sent, and the arguments the caller gives for them."""
+    """The way each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
     slots: list[Slot] = []
     for raw in sorted(parameters, key=lambda raw: _PLACES.index(raw["in"])):

@@ -1,4 +1,4 @@
-"""Which operations become tools, where each is called, and the reason for each that is no tool.
+"""Chooses the operations that become tools, with their addresses; each other one gets a reason.
 
 First everything is filtered by its own marks and by configuration; only then the newest revision
 of each family is chosen among what is left, so that a newer revision that nobody may use does not
@@ -49,7 +49,7 @@ _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the whole document says that bears on single operations."""
+    """The marks of a whole document that bear on single operations."""
 
     microsoft: bool = False  # it uses Microsoft's extensions at all
     subscribing: frozenset[str] = frozenset()  # operations that subscribe a trigger
@@ -65,7 +65,7 @@ class Exclusion:
 
 
 def marks_of(document: Document) -> Marks:
-    """What Microsoft's extensions say of the whole document."""
+    """The marks that Microsoft's extensions put on a whole document."""
     subscribing: set[str] = set()
     looked_up: set[str] = set()
     for part in objects_in(document.root):
@@ -88,12 +88,12 @@ def name_for_globs(operation: Nameable) -> str:
 
 
 def override_of(operation: Nameable, source: Source) -> Override:
-    """What configuration says of this operation."""
+    """The settings for this operation."""
     return override_for(source.operations, name_for_globs(operation))
 
 
 def access_of(operation: Nameable, source: Source) -> Access:
-    """What this operation does: as configured, else as its method says."""
+    """The access that this operation needs: as configured, else as its method says."""
     by_method = ACCESS_OF_METHOD.get(operation.method.upper(), "write")
     return override_of(operation, source).access or by_method
 

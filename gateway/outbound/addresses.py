@@ -1,4 +1,4 @@
-"""Where requests may go: the addresses of a host, those that may be dialled, and TLS contexts.
+"""Judges the addresses that requests may go to, looks hosts up, and makes TLS contexts.
 
 Only public addresses may be dialled, unless a network is allowed by name. Judging is done on
 numbers, never on spellings: every way of writing an address (`0x7f.1`, `2130706433`,

@@ -1,4 +1,4 @@
-"""What one principal sees at one address: a pure function of a snapshot.
+"""Makes the view of one principal at one address: a pure function of a snapshot.
 
 `/mcp` is the principal's own view: every connection it has access to, or what its role's bundles
 give, with the gateway's own tools beside. A bundle or step address holds what the bundles give and
@@ -101,7 +101,7 @@ def view(
     own_tools: Sequence[OwnTool],
     form: Format = "full",
 ) -> View:
-    """What this principal sees at this address, as clients are sent it in this form."""
+    """The view of this principal at this address, as clients are sent it in this form."""
     point = _viewpoint(snapshot, principal, scope)
     states = [
         state

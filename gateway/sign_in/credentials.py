@@ -296,7 +296,7 @@ class PeopleCredentials:
         return await self._save_renewal(claim, self._next_version(claim, secret))
 
     async def _save_renewal(self, old: Credential, new: Credential) -> OpenCredential | None:
-        """Puts renewed tokens on disk; while the store is away they are kept here."""
+        """Stores renewed tokens; while the store is away this process keeps them."""
         key = old.owner, old.connection
         self._unsaved[key] = old, new
         columns = {"sealed": new.sealed, "expires_at": new.expires_at, "version": new.version}

@@ -1,4 +1,4 @@
-"""Where to sign in: an authorization server with our client id there, found for a connection.
+"""Finds the authorization server of a connection, with our client id there.
 
 The configuration counts first. A manifest may name its provider's addresses, Azure's are known by
 its token URL. An MCP server names its own in documents: an answer 401 or a well-known address
@@ -39,7 +39,7 @@ ServerMetadata = Mapping[str, Any]
 
 
 def own_document(public_url: str) -> dict[str, Any]:
-    """How the gateway describes itself to authorization servers, as a client of theirs."""
+    """The document that describes the gateway to authorization servers, as a client of theirs."""
     return {
         "client_id": f"{public_url}{CLIENT_DOCUMENT}",
         "client_name": "MCP gateway",
@@ -65,7 +65,7 @@ class Discovery:
     async def server_of(
         self, name: str, settings: Connection, build: Build | None, azure: Azure | None
     ) -> AuthorizationServer:
-        """Where people sign in to this connection. Raises GatewayError where no server is found."""
+        """The server where people sign in to this connection; raises GatewayError without one."""
         auth = settings.auth
         assert isinstance(auth, OAuth2Auth)
         secret = auth.client_secret.get_secret_value() if auth.client_secret else ""

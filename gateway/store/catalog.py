@@ -1,4 +1,4 @@
-"""What the catalog keeps: connections that were put, definitions, changes, and people's choices.
+"""Stores the catalog: connections that were put, definitions, changes, and people's choices.
 
 The settings of a put connection are sealed: they may hold credentials. Each connection carries the
 revision it was put at, which is its ETag. A put is one transaction with its definition and its
@@ -44,7 +44,7 @@ _permissions = tables.permissions
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """Everything a snapshot needs that is not in config.toml."""
+    """The stored state that a snapshot needs beside config.toml."""
 
     revision: int
     connections: Sequence[tuple[str, Any, int]]  # put, oldest first: name, settings, revision

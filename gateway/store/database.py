@@ -109,12 +109,12 @@ class Database:
         await self.close()
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """What the query returns. Each statement sees the newest commit; it can't write."""
+        """The query's result. Each statement sees the newest commit; it can't write."""
         with translate_errors():
             return await self.engine.read(query)
 
     async def write(self, unit: Callable[[Connection], T], locks: str = "") -> T:
-        """What the unit returned, once it is on disk.
+        """Runs a unit, and returns its result once it is on disk.
 
         `locks` names the row that units of several processes fight for. A batch locks its
         rows in order, so that no two batches wait for each other.

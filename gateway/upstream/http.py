@@ -147,7 +147,7 @@ class HttpSession(Session):
                     yield message
 
     async def _refusal(self, stream: Stream, peer: Peer) -> Exception:
-        """What an answer other than 200 means."""
+        """The error for an answer other than 200."""
         status, body, error = stream.status, b"", None
         with suppress(UpstreamFailed):
             body = await _read_body(stream, limits.STEP_BYTES, self.name)
@@ -209,7 +209,7 @@ class HttpSession(Session):
         return head
 
     def _routing_headers(self, message: RpcMessage, peer: Peer) -> Headers:
-        """What a 2026-07-28 request repeats in its headers, so that proxies can route on it."""
+        """The headers of a 2026-07-28 request that repeat its content, for proxies to route on."""
         if peer.era != "modern":
             return ()
         method, params = message["method"], message["params"]

@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take, in seconds."""
+    """The times that a link waits, in seconds."""
 
     first_rest: float = limits.REST_SECONDS
     longest_rest: float = limits.LONGEST_REST_SECONDS
@@ -50,7 +50,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class LinkCallbacks:
-    """What a link is given to work with."""
+    """The functions that a link calls back, and its pace."""
 
     new_session: Callable[[], Session]
     notice: Notice
@@ -103,7 +103,7 @@ class Link(ABC):
 
     @abstractmethod
     def doubt(self) -> None:
-        """Has the upstream looked at: a request met with something unexpected."""
+        """Asks to check the upstream: a request met with something unexpected."""
 
     def unused_seconds_left(self) -> float | None:
         """The seconds until the session ends as unused; None: it goes on."""

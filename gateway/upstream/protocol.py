@@ -101,7 +101,7 @@ NO_HOOKS = Hooks()
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What an upstream said of itself when we met."""
+    """The facts that an upstream gave of itself in the handshake."""
 
     era: PeerEra
     version: str

@@ -95,7 +95,7 @@ class Upstreams:
             self.replace(name, upstream_of(name, settings, limits, self._egress.folder))
 
     async def read(self, name: str, settings: McpConnection) -> Listing:
-        """What the server says of itself now: its tools and its instructions.
+        """Asks the server for its tools and its instructions now.
 
         A connection that is being put is listed under a name of its own first: if that fails, the
         session that serves calls was never touched.
@@ -144,7 +144,7 @@ class Upstreams:
                 self._make_room()
 
     def status(self, name: str) -> ListingLink:
-        """How an upstream is doing: its state, what it said of itself last, its error."""
+        """The status of an upstream: its state, what it said of itself last, its error."""
         try:
             return self._listing[name]
         except KeyError:
@@ -335,7 +335,7 @@ def _ignore(*values: Any) -> None:
 
 
 def upstream_of(name: str, settings: McpConnection, limits: Limits, folder: Path) -> Upstream:
-    """How this server is reached, in its session's own terms; children start in `folder`."""
+    """The terms on which a session reaches this server; children start in `folder`."""
     return Upstream(
         name,
         protocol=settings.protocol,

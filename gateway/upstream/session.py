@@ -30,7 +30,7 @@ Sharing = Literal["shared", "principal"]
 
 
 class Listing(NamedTuple):
-    """What a server says of itself, and whether all principals share one session with it."""
+    """A server's description of itself, and whether all principals share one session with it."""
 
     contents: dict[str, Any]  # its tools and its instructions
     session: Sharing | None
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """How one upstream is reached: another value means another session."""
+    """The terms on which one upstream is reached: another value means another session."""
 
     name: str  # as messages and logs call it
     transport: Literal["http", "stdio"] = "http"

@@ -1,4 +1,4 @@
-"""What another principal is listed, and why not the rest: an admin looks through their eyes.
+"""Shows an admin the tools that another principal is listed, and the reason for each hidden one.
 
 The view is the one that answers their tools/list, and each reason is the words of the rule that
 made it so. Looking changes nothing. An admin of an organization looks at its people, and learns of

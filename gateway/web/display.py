@@ -1,4 +1,4 @@
-"""How things are shown: the same to a model, over REST, as events and in the console.
+"""Makes the rows that models, REST, events and the console all show alike.
 
 Field by field, so that what else the store keeps (the exact answer for a repeated call, sealed
 arguments, tools before and after) can't slip out. Secrets are masked: every
@@ -184,7 +184,7 @@ def execution_record(execution: Execution, approval: Approval | None) -> dict[st
 
 
 def timeline(execution: Execution, approval: Approval | None) -> list[dict[str, Any]]:
-    """What happened to a call, step by step, read off its rows.
+    """The steps of a call and their times, read off its rows.
 
     A decision is followed by its effect: the call was sent, or refused. For a call that is being
     sent, or was when its process died, no time of sending is stored: the last known time is used.

@@ -87,7 +87,7 @@ class Inquiry(Struct, frozen=True):
 
     @property
     def door(self) -> str:
-        """How the request came in, as decisions are recorded with it."""
+        """The way a request came in, as decisions are recorded with it."""
         era = self.caller.era
         return era if era in ("console", "rest") else "mcp"
 
@@ -241,7 +241,7 @@ class ServedTool(OwnTool):
 
 @dataclass(eq=False)
 class Gateway:
-    """What the gateway serves over MCP, REST and the console."""
+    """The gateway as MCP, REST and the console call it."""
 
     catalog: Catalog
     invoker: Invoker
@@ -279,7 +279,7 @@ class Gateway:
         return Inquiry(self, caller, snapshot, caller_view)
 
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
-        """How this client is to be served."""
+        """The serving of this client."""
         key = (snapshot.revision, client)
         serving = self._servings.get(key)
         if serving is None:
@@ -291,7 +291,7 @@ class Gateway:
     def view_of(
         self, snapshot: Snapshot, principal: Principal, scope: Scope, form: Format = "full"
     ) -> View:
-        """What the principal sees at this address, in this snapshot and form."""
+        """The principal's view at this address, in this snapshot and form."""
         traits = principal.name, principal.role, principal.organization, principal.admin
         key = (snapshot.revision, scope.kind, scope.names, form, *traits)
         cached = self._views.get(key)

@@ -48,7 +48,7 @@ _SINGLE = frozenset(
 
 
 class HostRules(NamedTuple):
-    """Which Host and Origin values are ours, beyond the loopback names with our own port."""
+    """The Host and Origin values that are ours, beyond the loopback names with our own port."""
 
     hosts: frozenset[bytes]
     origins: frozenset[bytes]

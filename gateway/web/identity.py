@@ -183,7 +183,7 @@ class Identity:
         return replace(configured or Principal(name), **claims)
 
     def proof(self, name: str) -> str:
-        """What stands for a principal's token in cookies and grants; it does not tell the token."""
+        """A digest that stands for a principal's token in cookies and grants."""
         binding = f"{self.auth.mode} {self.token_hashes.get(name, '')}"
         return hashlib.sha256(f"console {name} {binding}".encode()).hexdigest()
 
@@ -353,7 +353,7 @@ class ConsoleSession:
 
     @property
     def csrf(self) -> str:
-        """What every form of this session carries; it says nothing about the cookie."""
+        """The value that every form of this session carries; it says nothing about the cookie."""
         return hashlib.sha256(f"csrf {self.id}".encode()).hexdigest()
 
     def owns(self, presented: str) -> bool:

@@ -1,4 +1,4 @@
-"""How the gateway's own tools are declared: the schemas of their inputs, and their list entries.
+"""Declares the gateway's own tools: the schemas of their inputs, and their list entries.
 
 A tool is a function of the inquiry and of its arguments by name. The annotations of the arguments
 are their schemas, an argument without a default is required, and models read the docstring.
