@@ -37,7 +37,7 @@ from gateway.cli.main import app as gateway_command
 from gateway.errors import STATUS_OF_CODE
 from gateway.store.tables import Approval, Execution
 from gateway.telemetry import Metrics
-from gateway.web import shown
+from gateway.web import display
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import ADDRESSES, PREFIX
 
@@ -279,8 +279,8 @@ def records_page() -> str:
         args_digest="", arguments={}, sealed_arguments=b"", risk="", created_at=0.0, expires_at=0.0,
     )  # fmt: skip
     nothing: Any = SimpleNamespace(connections={})
-    executions = shown.execution_record(call, None)
-    approvals = shown.decided_row(nothing, asked)
+    executions = display.execution_record(call, None)
+    approvals = display.decided_row(nothing, asked)
     parts = [
         RECORDS_HEAD,
         "## An execution",

@@ -27,13 +27,13 @@ from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker
 from gateway.calls.credentials import Credentials, PreparedConnections, prove
 from gateway.calls.send import Sender, UpstreamRequests, ask_azure, azure_identity
-from gateway.calls.signing_in import SigningIn
+from gateway.calls.sign_in_question import SignInQuestions
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.config.connection import McpConnection, people_sign_in
-from gateway.config.reading import Adjust, watch
+from gateway.config.file import Adjust, watch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.console.connections import consent_route, return_address
@@ -46,7 +46,7 @@ from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.certificates import Certificates
 from gateway.outbound.client import Egress, Request
 from gateway.server import GatewayServer, bind
-from gateway.sign_in.keeper import Keeper
+from gateway.sign_in.credentials import PeopleCredentials
 from gateway.store.catalog import StoredCatalog
 from gateway.store.cluster import REVISION, Signals, signal_soon
 from gateway.store.credentials import SIGNED
@@ -237,11 +237,11 @@ class Assembly:
         self.own_egress = await self._enter(Egress([self.place.host]))
         self.workers = await self._enter(self.place.readers())
         self.replica = this_replica()
-        self.keeper = Keeper(
+        self.people = PeopleCredentials(
             *(self.db, self.seal, self.signals, self.egress),
             *(self.replica.id, self.public_url),
         )
-        self.credentials = Credentials(self.egress, self.keeper)
+        self.credentials = Credentials(self.egress, self.people)
         self._stack.push_async_callback(self.credentials.close)
         self.upstreams = await self._enter(
             Upstreams(self.egress, self.credentials.upstream_headers)
@@ -302,9 +302,11 @@ class Assembly:
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
-        sign_in = SigningIn(self.credentials, seal, signals, lambda: approvals.draining).ensure
+        sign_in = SignInQuestions(
+            self.credentials, seal, signals, lambda: approvals.draining
+        ).ensure
         invoker = Invoker(prepared, send, approvals, sign_in)
-        parts = (catalog, invoker, approvals, db, feed, self.directory, self.keeper)
+        parts = (catalog, invoker, approvals, db, feed, self.directory, self.people)
         self.gateway = Gateway(*parts, work, {tool.name: tool for tool in OWN_TOOLS})
         self.gateway.wake = self.schedule.wake
         if (spans := tracer()) is not None:
@@ -342,7 +344,7 @@ class Assembly:
             self.public_url,
         )
         self.front_door.accept_tokens(self.signals)
-        connect = Connect(self.front_door.entrance, self.keeper, lambda: self.catalog.current)
+        connect = Connect(self.front_door.pages, self.people, lambda: self.catalog.current)
         routes = [*health.routes, consent_route(gateway, self.seal), *self.front_door.routes()]
         routes += connect.routes()
         self._follow_people(identity)
@@ -377,7 +379,7 @@ class Assembly:
         def connections_changed() -> None:
             states = self.catalog.current.connections
             for name in personal.difference(states):
-                self._run(self.keeper.forget(connection=name))
+                self._run(self.people.forget(connection=name))
             personal.clear()
             personal.update(n for n, s in states.items() if people_sign_in(s.settings.auth))
             grants = {n: getattr(s.settings.auth, "grant", "") for n, s in states.items()}
@@ -390,13 +392,13 @@ class Assembly:
 
         def principals_changed() -> None:
             for name in principals.difference(identity.principals):
-                self._run(self.keeper.forget(owner=name))
+                self._run(self.people.forget(owner=name))
             principals.clear()
             principals.update(identity.principals)
 
         identity.on_change(principals_changed)
         if identity.auth.mode == "tokens":  # in other modes no list of principals is complete
-            self._run(self.keeper.forget_others(principals))
+            self._run(self.people.forget_others(principals))
         self.signals.on(SIGNED, credentials_changed)
         self.catalog.on_change(connections_changed)
         connections_changed()

@@ -29,7 +29,7 @@ Kind = Literal["openapi", "manifest", "mcp", "arm"]
 Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending"]
 BuiltStatus = Literal["connected", "unauthenticated", "failing"]
 Severity = Literal["error", "warning", "info"]
-Place = Literal["path", "query", "header", "cookie"]
+ParameterPlace = Literal["path", "query", "header", "cookie"]
 Separated = Literal["spaceDelimited", "pipeDelimited", "tabDelimited"]
 Style = Literal["form", "simple", "label", "matrix", "deepObject", Separated]
 
@@ -71,7 +71,7 @@ class Parameter:
     """One value outside the body: which argument it comes from and how it is written."""
 
     name: str
-    place: Place
+    place: ParameterPlace
     argument: str | None = None  # key in the tool's arguments; None: always `constant`
     style: Style = "simple"
     explode: bool = False
@@ -101,7 +101,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """How a request body is put together: from fields, or whole from one argument."""
+    """The plan of a request body: made from fields, or whole from one argument."""
 
     media_type: str
     fields: tuple[Field, ...] = ()
@@ -237,7 +237,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How many requests are allowed in a window of time."""
+    """The number of requests that are allowed in a window of time."""
 
     requests: int
     window_seconds: float
@@ -296,7 +296,7 @@ class RawDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BuiltDefinition:
     """The tools that were made of a definition; equal to another with the same tools."""
 
     build: Build
@@ -306,14 +306,14 @@ class Found:
     # Of an MCP server that was asked just now.
     session: Literal["principal", "shared"] | None = field(default=None, compare=False)
 
-    def without_bytes(self) -> Found:
+    def without_bytes(self) -> BuiltDefinition:
         """The same without the definition's bytes: they are in the store."""
         return replace(self, definition=replace(self.definition, packed=b""))
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What configuration says of one operation; it replaces what the definition says."""
+    """The settings for one operation; they replace what the definition says."""
 
     access: Access | None = None
     risk: Risk | None = None
@@ -334,7 +334,7 @@ class Wrap:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a connector knows of a connection. No secrets: this is hashed, stored and logged."""
+    """A connection as connectors know it. No secrets: this is hashed, stored and logged."""
 
     connection: str
     kind: Kind
@@ -393,7 +393,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which view of the principal an address asks for."""
+    """The view of the principal that an address asks for."""
 
     kind: Literal["own", "bundles", "step"] = "own"
     names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)

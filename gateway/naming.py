@@ -27,16 +27,7 @@ import orjson
 
 from gateway import limits
 from gateway.markup import plain_text
-from gateway.model import (
-    OWN_TOOL_NAMES,
-    Access,
-    Nameable,
-    Override,
-    Problem,
-    Source,
-    Tool,
-    digest,
-)
+from gateway.model import OWN_TOOL_NAMES, Access, Nameable, Override, Problem, Source, Tool, digest
 
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -144,7 +135,7 @@ def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
 
 
 def override_for(operations: Mapping[str, Override], *names: str) -> Override:
-    """What configuration says of the operation with these names: key by key, the most exact."""
+    """The settings for the operation with these names: key by key, the most exact."""
     matching = [pattern for pattern in operations if any(_means(pattern, name) for name in names)]
     merged: dict[str, object] = {}
     for pattern in sorted(matching, key=lambda pattern: _exactness(pattern, names)):
@@ -278,7 +269,7 @@ def rename_tool(tool: Tool, name: str) -> Tool:
 
 
 def tool_annotations(title: str, access: Access, method: str) -> dict[str, str | bool]:
-    """What the tool does, in the words of the protocol."""
+    """The protocol's annotations of a tool: whether it reads, writes, destroys."""
     return {
         "title": title,
         "readOnlyHint": access == "read",
@@ -294,7 +285,7 @@ def token_cost(entry: bytes) -> int:
 
 
 def listed_tokens(tool: Tool, form: str) -> int:
-    """What the tool's entry costs the model of a client that is sent it in this form."""
+    """The tokens that a tool's entry costs the model of a client that gets it in this form."""
     return token_cost(tool.forms[form]) if form in tool.forms else tool.tokens
 
 
@@ -322,7 +313,7 @@ def passage(value: Any, length: int) -> str:
 
 
 def property_description(raw: Mapping[str, Any]) -> str:
-    """What an input means: its description and the names of its values."""
+    """The words that tell what an input means: its description and the names of its values."""
     text = passage(_for_model(raw), limits.MAX_PROPERTY_WORDS)
     if ENUM_NAMES.isdisjoint(raw):
         return text

@@ -74,7 +74,7 @@ def build_definition(packed: bytes, source: Source) -> Build:
 
 
 def advise(packed: bytes) -> bytes:
-    """What openapi-spec-validator says of a definition: advice, never a verdict.
+    """The problems that openapi-spec-validator finds in a definition: advice, never a verdict.
 
     Every tenth real definition fails it and works all the same. It takes seconds a megabyte.
     """

@@ -1,4 +1,4 @@
-"""What the gateway reports of its work: logs, figures, and OpenTelemetry spans if switched on.
+"""Reports the gateway's work: logs, figures, and OpenTelemetry spans if switched on.
 
 Logs are events with fields: readable on a terminal, one JSON object a line elsewhere. A call that
 went well is in the ledger and in the figures; only other calls are logged. Spans are made of a

@@ -53,7 +53,7 @@ class Workers:
         return decode_build(await self._builds.do(deadline, build_tools, packed, source_text))
 
     async def advise(self, packed: bytes, deadline: float = READ_SECONDS) -> tuple[Problem, ...]:
-        """What a validator says of the definition; a note where it can't be run."""
+        """The problems that a validator finds in the definition; a note where it can't be run."""
         try:
             data = await self._advice.do(deadline, advise, packed)
         except DefinitionUnreadable as error:
@@ -67,7 +67,7 @@ class Workers:
         *arguments: str,
         deadline: float = READ_SECONDS,
     ) -> bytes | None:
-        """What a function of ours makes of the data; None where that fails or takes too much."""
+        """Runs a function of ours on the data; None where that fails or takes too much."""
         try:
             return await self._work.do(deadline, function, data, *arguments)
         except (GatewayError, OSError):
@@ -89,7 +89,7 @@ class _Pool:
     async def do(
         self, seconds: float, function: Callable[..., bytes], data: bytes, *arguments: str
     ) -> bytes:
-        """What a reader answers to one job."""
+        """Gives one job to a reader process, and returns its answer."""
         job = Job(f"{function.__module__}:{function.__qualname__}", data, arguments)
         async with self._place():
             try:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from gateway.app import App, Place, running
-from gateway.config.reading import parse_settings
+from gateway.config.file import parse_settings
 from gateway.server import bind
 from gateway.workers import Workers
 from tests.certificates import authority

@@ -119,12 +119,16 @@ class House:
         ]
 
     def classes(self) -> dict[str, list[str]]:
-        """Modules by the name of a class they define."""
+        """Modules by the name of a class they define; aliases count once for each definition."""
         found: dict[str, list[str]] = defaultdict(list)
         for module in self.modules.values():
             for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(module.name)
+            for target, value in (pair for node in module.tree.body for pair in _bindings(node)):
+                name, text = ast.unparse(target), ast.unparse(value)
+                if name[0].isupper() and not name.isupper() and text not in found[name]:
+                    found[name].append(text)
         return found
 
     def protocols(self) -> dict[str, frozenset[str]]:

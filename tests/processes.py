@@ -28,7 +28,7 @@ COMMAND = (sys.executable, "-m", "gateway")
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(
     ["tests.processes", "gateway.server", "gateway.cli.main", "gateway.cli.inspect"]
-    + ["gateway.cli.serving", "typer.rich_utils", "rich.markdown"]
+    + ["gateway.cli.server_setup", "typer.rich_utils", "rich.markdown"]
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs import config_keys, reference
-from gateway.config.reading import read_settings
+from gateway.config.file import read_settings
 from gateway.errors import CODES
 from gateway.web.rest import ADDRESSES
 

@@ -136,7 +136,7 @@ def test_numbers_that_bound_something_are_few_and_stand_together() -> None:
     assert len(set(numbers)) == len(numbers) <= FIGURES["numbers"], sorted(numbers)
 
 
-def test_a_class_name_means_one_thing() -> None:
+def test_the_name_of_a_class_or_alias_means_one_thing() -> None:
     several = {name: where for name, where in HOUSE.classes().items() if len(where) > 1}
     assert not several, several
 

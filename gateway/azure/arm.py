@@ -30,13 +30,13 @@ from gateway.naming import cut, visible
 from gateway.openapi.document import mapping, sequence, text_of
 from gateway.outbound.client import Answer, Request, locate
 
-Send = Callable[[Azure, Request, int], Awaitable[Answer]]
+SendToAzure = Callable[[Azure, Request, int], Awaitable[Answer]]
 
 
 class ArmClient:
     """Requests to Azure Resource Manager."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: SendToAzure) -> None:
         self._send = send
         self._paused_until = 0.0
 

@@ -30,7 +30,7 @@ from gateway.errors import DefinitionUnreadable
 from gateway.limits import LARGE_BYTES
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source
 from gateway.openapi.document import JSON, mapping
-from gateway.outbound.content import NOT_JSON, Work, as_json, essence
+from gateway.outbound.content import NOT_JSON, RunInWorker, as_json, essence
 
 if TYPE_CHECKING:
     from gateway.outbound.client import Answer, Request
@@ -151,7 +151,7 @@ def _inner_body(body: bytes, content_type: str) -> Any:
 # --- its answer -----------------------------------------------------------------------------------
 
 
-class Inside(NamedTuple):
+class EnvelopedAnswer(NamedTuple):
     """The API's own answer."""
 
     status: int
@@ -159,32 +159,32 @@ class Inside(NamedTuple):
     body: bytes
 
 
-async def unwrap_answer(answer: Answer, work: Work) -> Answer:
+async def unwrap_answer(answer: Answer, work: RunInWorker) -> Answer:
     """The API's answer; Azure's own where it holds no other, or none that we can read."""
     if not 200 <= answer.status < 300 or answer.truncated:
         return answer
     media_type = answer.header("content-type") or JSON
     if len(answer.body) <= LARGE_BYTES:
-        inside = _inside(answer.body, media_type)
+        enveloped = _open_envelope(answer.body, media_type)
     else:
         packed = await work(read_envelope, answer.body, media_type)
-        inside = None if packed is None else msgpack.decode(packed, type=Inside | None)
-    if inside is None:
+        enveloped = None if packed is None else msgpack.decode(packed, type=EnvelopedAnswer | None)
+    if enveloped is None:
         return answer
-    headers = inside.headers
+    headers = enveloped.headers
     for name in ("x-ms-client-request-id", "x-ms-request-id"):
         if request_id := answer.header(name):
             headers.setdefault("x-ms-client-request-id", request_id)
     pairs = tuple(headers.items())
-    return structs.replace(answer, status=inside.status, headers=pairs, body=inside.body)
+    return structs.replace(answer, status=enveloped.status, headers=pairs, body=enveloped.body)
 
 
 def read_envelope(body: bytes, media_type: str) -> bytes:
-    """An envelope's `Inside` (None if it is none) as MessagePack, which workers answer in."""
-    return msgpack.encode(_inside(body, media_type))
+    """The answer in an envelope (None: it holds none) as MessagePack, which workers answer in."""
+    return msgpack.encode(_open_envelope(body, media_type))
 
 
-def _inside(body: bytes, media_type: str) -> Inside | None:
+def _open_envelope(body: bytes, media_type: str) -> EnvelopedAnswer | None:
     response = mapping(as_json(body, media_type)).get("response")
     if not isinstance(response, dict):
         return None
@@ -192,7 +192,9 @@ def _inside(body: bytes, media_type: str) -> Inside | None:
     content, content_type = _unwrap_body(response.get("body"), headers.get("content-type", ""))
     if content_type:
         headers["content-type"] = content_type
-    return Inside(status_number(response.get("statusCode", HTTPStatus.OK)), headers, content)
+    return EnvelopedAnswer(
+        status_number(response.get("statusCode", HTTPStatus.OK)), headers, content
+    )
 
 
 _STATUS_NAMES = {

@@ -22,7 +22,7 @@ import structlog
 from cachetools import TTLCache
 
 from gateway import limits
-from gateway.azure.arm import ArmClient, Resource, Send, is_id, is_missing, read_resource
+from gateway.azure.arm import ArmClient, Resource, SendToAzure, is_id, is_missing, read_resource
 from gateway.azure.connector import Facts
 from gateway.azure.lookup_rules import walk
 from gateway.config.connection import ArmConnection, Connection
@@ -46,7 +46,7 @@ _NEVER = (-1.0, None)
 class AzureDirectory:
     """Azure, as the catalog needs it. Each request uses the settings of its moment."""
 
-    send: Send
+    send: SendToAzure
     settings: Callable[[], Azure | None]
     return_address: Callable[[str], str] = lambda id_: PORTAL  # where a sign-in ends
     # The objectId and tenantId of the gateway's own identity in Azure.

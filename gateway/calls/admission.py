@@ -1,4 +1,4 @@
-"""How much may go out, and when it is better to wait: refused at once, or after a short queue.
+"""Limits on outgoing calls: a call over a limit is refused at once, or after a short queue.
 
     rate        bounds requests in any window, per connection and principal, or per connection
     slots       bounds calls at the same time, overall and per connection, with a short queue
@@ -236,7 +236,7 @@ def _refusal(code: str, message: str, seconds: float) -> Overloaded:
     return Overloaded(code, message, f"Try again in {wait} s.", retry_after=wait)
 
 
-class Running:
+class CallTasks:
     """The calls of this process that no request carries, and the work that other calls left.
 
     A write runs in a task of its own: once begun it is finished and recorded, whether or not its
@@ -259,7 +259,7 @@ class Running:
         return result
 
     def count(self, owner: object) -> int:
-        """How many calls run for this owner."""
+        """The number of calls that run for this owner."""
         return sum(task_owner == owner for _, task_owner in self._tasks.values())
 
     def start(

@@ -1,4 +1,4 @@
-"""What an API answered becomes what a model reads.
+"""Turns an API's answer into the result that a model reads.
 
 JSON is both text and structure, images and audio stay as they are, other files are embedded, and an
 answer over the bound is a preview and the promise of the rest. Headers that say how to go on are
@@ -43,7 +43,7 @@ from gateway.model import HEADERS_META, Result
 from gateway.outbound.content import (
     CUT_JSON,
     NOT_JSON,
-    Work,
+    RunInWorker,
     as_json,
     as_text,
     charset_of,
@@ -289,7 +289,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 async def read_part(
-    work: Work,
+    work: RunInWorker,
     body: bytes,
     media_type: str,
     *,

@@ -42,8 +42,8 @@ from msgspec import Struct
 
 from gateway import limits
 from gateway.calls import questions
-from gateway.calls.questions import Decision, may_always, question_of
-from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
+from gateway.calls.questions import ApprovalChoice, may_always, question_of
+from gateway.calls.record import UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused
@@ -54,6 +54,7 @@ from gateway.store.cluster import Signals, wait_until_set
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.store.tables import CONFIRMATION, Approval, StandingGrant
+from gateway.upstream.protocol import ELICIT
 
 log = structlog.get_logger("gateway.approvals")
 
@@ -64,7 +65,7 @@ QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
 class Ticket(Struct, frozen=True):
-    """All that is needed to make a call whose caller is no longer there; sealed in its row."""
+    """All that a process needs to make a call whose caller has left; sealed in its row."""
 
     principal: Principal
     arguments: Mapping[str, Any]
@@ -177,7 +178,9 @@ class Approvals:
         session = attempt.caller.session
         has_written = await store.has_written(self.db, principal, tool.connection, session)
         is_changed = await store.has_tool_changed(self.db, principal, tool.name, tool.connection)
-        warnings = questions.warnings(attempt, first_write=not has_written, changed=is_changed)
+        warnings = questions.approval_warnings(
+            attempt, first_write=not has_written, changed=is_changed
+        )
         execution = attempt.execution("pending_confirmation")
         ticket = Ticket(attempt.caller.principal, attempt.arguments, attempt.door, attempt.token)
         approval = Approval(
@@ -253,7 +256,7 @@ class Approvals:
     # --- for people who decide --------------------------------------------------------------------
 
     async def decide(
-        self, approval: Approval, decision: Decision, by: Principal, source: str
+        self, approval: Approval, decision: ApprovalChoice, by: Principal, source: str
     ) -> Approval:
         """Takes a person's decision, with the door it came in by; the first decision stays."""
         snapshot = self.current()
@@ -289,7 +292,7 @@ class Approvals:
         await store.expire_approvals(self.db, time.time())
 
     async def _decide(
-        self, approval: Approval, decision: Decision, by: str, source: str
+        self, approval: Approval, decision: ApprovalChoice, by: str, source: str
     ) -> Approval | None:
         """Decides by one compare-and-set; None: it had been decided before, or the time was up."""
         now, permissions = time.time(), self.current().permissions
@@ -334,7 +337,7 @@ class Approvals:
         attempt.snapshot, attempt.tool, attempt.judged_tool = found
 
     async def open_ticket(self, approval: Approval) -> Ticket:
-        """What an approved call is made from; an approval whose ticket can't be opened is void."""
+        """The ticket of an approved call; an approval whose ticket can't be opened is void."""
         try:
             return msgspec.convert(self.seal.decrypt_json(approval.sealed_arguments), Ticket)
         except (InvalidToken, ValueError, msgspec.ValidationError) as error:

@@ -52,8 +52,8 @@ _LENIENT_HINT = (
     ' validation = "lenient" for the connection.'
 )
 
-Problems = list[dict[str, str]]  # each with its path and message
-Schema = Any
+ArgumentProblems = list[dict[str, str]]  # each with its path and message
+JsonSchema = Any
 _MISSING = object()
 _MASK = "\x00"  # in place of a value in the words for what is wrong with it
 
@@ -69,9 +69,9 @@ def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:
 
 def fitting_arguments(
     tool: Tool, arguments: Mapping[str, Any], *, lenient: bool = False
-) -> tuple[dict[str, Any], Problems]:
+) -> tuple[dict[str, Any], ArgumentProblems]:
     """A tool's arguments, filled in for the caller, and the problems to warn the caller of."""
-    values, warnings = _as_json(arguments), Problems()
+    values, warnings = _as_json(arguments), ArgumentProblems()
     checker = _checker(tool.input_schema)
     if not checker.fits(values):
         if b'"default"' in tool.input_schema:
@@ -169,7 +169,7 @@ class _Checker:
             return [(path, kind.property, value)] if value is not _MISSING else []
         return []
 
-    def _default(self, part: Schema, level: int = 0) -> Any:
+    def _default(self, part: JsonSchema, level: int = 0) -> Any:
         """A value that the caller left out: its default, or an object made of defaults."""
         self._steps += 1
         if not isinstance(part, dict) or level > MAX_LEVELS or self._steps > CHECK_STEPS:
@@ -188,7 +188,7 @@ class _Checker:
 
     # --- how much work it is ----------------------------------------------------------------------
 
-    def _targets(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+    def _targets(self, part: Mapping[str, Any]) -> Iterator[JsonSchema]:
         """The parts of this schema that the part refers to, mostly under `$defs`."""
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(reference := part.get(key), str):
@@ -201,7 +201,7 @@ class _Checker:
         """Whether the schema grows many times if each reference is written out once."""
         weights: dict[int, float] = {}
 
-        def weight(part: Schema) -> float:
+        def weight(part: JsonSchema) -> float:
             if not isinstance(part, (dict, list)):
                 return 0
             if id(part) not in weights:
@@ -218,7 +218,7 @@ class _Checker:
 
     def _count_work(self, arguments: dict[str, Any]) -> None:
         """Refuses arguments that would be looked at too often."""
-        waiting: list[tuple[Schema, Any]] = [(self.schema, arguments)]
+        waiting: list[tuple[JsonSchema, Any]] = [(self.schema, arguments)]
         looks, values = 0, set[int]()
         while waiting:
             part, value = waiting.pop()
@@ -230,7 +230,7 @@ class _Checker:
                 waiting += ((each, value) for each in self._parts_here(part))
                 waiting += _parts_below(part, value)
 
-    def _parts_here(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+    def _parts_here(self, part: Mapping[str, Any]) -> Iterator[JsonSchema]:
         """The schema parts that apply to the same value."""
         yield from self._targets(part)
         for key in ("allOf", "anyOf", "oneOf"):
@@ -251,7 +251,7 @@ def _checker_of_constants(whole_schema: bytes) -> _Checker | None:
     return _Checker(text) if CONSTANTS.encode() in text else None
 
 
-def _parse_schema(text: bytes) -> Schema:
+def _parse_schema(text: bytes) -> JsonSchema:
     schema = orjson.loads(text)
     return _rewrite_schema(schema) if any(key in text for key in _REWRITTEN_KEYS) else schema
 
@@ -259,7 +259,7 @@ def _parse_schema(text: bytes) -> Schema:
 _REWRITTEN_KEYS = (b'"oneOf"', CONSTANTS.encode())
 
 
-def _rewrite_schema(part: Schema) -> Schema:
+def _rewrite_schema(part: JsonSchema) -> JsonSchema:
     """The schema with `anyOf` for every `oneOf`, and constants as properties with one value."""
     if isinstance(part, list):
         return [_rewrite_schema(each) for each in part]
@@ -275,7 +275,7 @@ def _rewrite_schema(part: Schema) -> Schema:
     return schema
 
 
-def _compile_schema(schema: Schema) -> Draft202012Validator:
+def _compile_schema(schema: JsonSchema) -> Draft202012Validator:
     # Most patterns fit the linear engine; the few that look around get a bound instead.
     for engine in (RegexOptions(), FancyRegexOptions(backtrack_limit=CHECK_STEPS)):
         try:
@@ -291,7 +291,7 @@ def _compile_schema(schema: Schema) -> Draft202012Validator:
     ) from unusable
 
 
-def _refusal(problems: Problems, hint: str = "") -> Fixable:
+def _refusal(problems: ArgumentProblems, hint: str = "") -> Fixable:
     first = problems[:MAX_TOLD_ITEMS]
     words = "; ".join(f"{p['path'] or 'arguments'}: {p['message']}" for p in first)
     rest = "; and more" if len(problems) > len(first) else ""
@@ -306,9 +306,11 @@ def _refusal(problems: Problems, hint: str = "") -> Fixable:
 # --- the words ------------------------------------------------------------------------------------
 
 
-def _warnings(tool: Tool, checker: _Checker, arguments: dict[str, Any], lenient: bool) -> Problems:
+def _warnings(
+    tool: Tool, checker: _Checker, arguments: dict[str, Any], lenient: bool
+) -> ArgumentProblems:
     """The problems that the caller is only warned of; raises where there are worse problems."""
-    schema, problems, warnings = checker.schema, Problems(), Problems()
+    schema, problems, warnings = checker.schema, ArgumentProblems(), ArgumentProblems()
     body, hint = tool.http.body if tool.http else None, ""
     for error in checker.errors(arguments):
         if len(problems) > MAX_TOLD_ITEMS:
@@ -420,7 +422,7 @@ def _unknown_text(near: str | None) -> str:
     return "is not known" + (f"; did you mean {near!r}?" if near else "")
 
 
-def _failed_part(schema: Schema, error: ValidationError) -> Mapping[str, Any]:
+def _failed_part(schema: JsonSchema, error: ValidationError) -> Mapping[str, Any]:
     """The part of the schema whose keyword the value did not fit."""
     try:
         for step in error.schema_path[:-1]:
@@ -434,7 +436,7 @@ def _pointer(path: Sequence[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
-def _parts_below(part: Mapping[str, Any], value: Any) -> Iterator[tuple[Schema, Any]]:
+def _parts_below(part: Mapping[str, Any], value: Any) -> Iterator[tuple[JsonSchema, Any]]:
     """The schema parts that apply to the values inside, each with its value."""
     if isinstance(value, dict):
         props = mapping_in(part, "properties")

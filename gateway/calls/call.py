@@ -25,7 +25,7 @@ from typing import Any
 
 import structlog
 
-from gateway.calls.admission import Running
+from gateway.calls.admission import CallTasks
 from gateway.calls.approvals import Approvals, Target
 from gateway.calls.arguments import fitting_arguments
 from gateway.calls.credentials import Prepared, PreparedConnections, Proof
@@ -95,7 +95,7 @@ class Invoker:
         self._send = send
         self._approvals = approvals
         self._listeners: list[Callable[[Execution], None]] = []
-        self.running = Running()
+        self.running = CallTasks()
         self.held_calls = HeldCalls(
             approvals.db, approvals.seal, approvals.signals, self.running.start, approvals.replica
         )

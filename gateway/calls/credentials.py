@@ -1,4 +1,4 @@
-"""How a call proves itself to an API: worked out per connection, and sent to its own host only.
+"""The credentials that calls carry to an API: made per connection, sent to its own host only.
 
 Bearer, basic and API keys are there at once. OAuth 2 client credentials, a token for the caller's
 own (RFC 8693) and the Nango vault have to be asked: one request however many calls wait for it,
@@ -49,11 +49,11 @@ from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.limits import MAX_REMEMBERED, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
+from gateway.sign_in import credentials as sign_in
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
-from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, binding_of, sign_in_required
 
 Headers = Sequence[tuple[str, str]]
-Exchange = Callable[[Request], Awaitable[Answer]]
+SendRequest = Callable[[Request], Awaitable[Answer]]
 NOBODY = Principal("")  # for the gateway's own requests
 
 
@@ -69,7 +69,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How a connection proves itself, by its settings and its definition."""
+    """The kind of proof that a connection's settings and definition ask for."""
 
     owner: str  # of its tokens: the connection, or a name that connections share
     settings: Auth
@@ -81,10 +81,10 @@ class Proof:
     binding: str = ""  # what these credentials are good for
     subject: str = field(default="", repr=False)  # the caller's own token, to be exchanged
 
-    def account(self, principal: str) -> Account:
+    def account(self, principal: str) -> sign_in.Account:
         """The account whose credentials a call of this principal goes out with."""
         owner = principal if is_per_user(self.settings) else ""
-        return Account(owner, self.owner, self.settings, self.binding)
+        return sign_in.Account(owner, self.owner, self.settings, self.binding)
 
 
 _NO_BUILD = Build("", "", "")
@@ -93,7 +93,7 @@ _NO_BUILD = Build("", "", "")
 def proof_of(
     owner: str, settings: Auth, build: Build | None = None, connection: Connection | None = None
 ) -> Proof:
-    """How a connection proves itself; its definition fills in what its settings leave open."""
+    """The proof of a connection; its definition fills in what its settings leave open."""
     build = build or _NO_BUILD
     scheme, key = build.auth_scheme or "Bearer", ("", "")
     if isinstance(settings, ApiKeyAuth):
@@ -102,7 +102,7 @@ def proof_of(
     home, binding, by_people = "", "", people_sign_in(settings)
     if by_people:
         home = _home(build, connection)
-        binding = binding_of(settings, f"{connection.address if connection else ''} {home}")
+        binding = sign_in.binding_of(settings, f"{connection.address if connection else ''} {home}")
     proof = Proof(owner, settings, scheme, None, key, home, by_people, binding)
     match settings:
         case NoAuth():
@@ -144,7 +144,7 @@ def _key_grant(key: tuple[str, str], value: str) -> Grant:
     return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
 
 
-def _person_grant(auth: Proof, credential: Kept) -> Grant:
+def _person_grant(auth: Proof, credential: sign_in.OpenCredential) -> Grant:
     """A person's credential, as a request carries it."""
     secret = credential.secret
     is_key = isinstance(auth.settings, ApiKeyAuth)
@@ -193,12 +193,12 @@ class Credentials:
     def __init__(
         self,
         egress: Egress,
-        keeper: Keeper | None = None,
+        people: sign_in.PeopleCredentials | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._egress = egress
-        self.keeper = keeper  # None: nobody can sign in
+        self.people = people  # None: nobody can sign in
         self._clock = clock
         self._tokens: LRUCache[str, _HeldToken] = LRUCache(MAX_REMEMBERED)
         self._caller_tokens: LRUCache[str, str] = LRUCache(MAX_REMEMBERED)
@@ -206,7 +206,7 @@ class Credentials:
         self._renewals: dict[Proof, asyncio.Task[_HeldToken]] = {}
 
     def present(self, principal: str, token: str) -> None:
-        """Has calls of a principal go out with what their own token is exchanged for."""
+        """Remembers a principal's token, for which their calls' tokens are exchanged."""
         self._caller_tokens.pop(principal, None)
         self._caller_tokens[principal] = token  # the latest is the last
 
@@ -215,7 +215,7 @@ class Credentials:
         auth: Proof,
         request: Request,
         base_url: str,
-        exchange: Exchange,
+        exchange: SendRequest,
         principal: Principal = NOBODY,
     ) -> tuple[Answer, Grant]:
         """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
@@ -264,7 +264,7 @@ class Credentials:
         return grant.headers
 
     async def grant(self, auth: Proof, principal: Principal = NOBODY, rejected: int = 0) -> Grant:
-        """What a call adds to its request; not the version that was rejected."""
+        """The grant that a call adds to its request; never the version that the API rejected."""
         if auth.ready is not None:
             return auth.ready
         if auth.by_people:
@@ -280,7 +280,7 @@ class Credentials:
         return (await asyncio.shield(task)).grant
 
     async def _other_grant(self, auth: Proof, principal: Principal, old: Grant) -> Grant:
-        """What a call adds to its request in place of a grant that an API did not accept."""
+        """The grant for a second attempt, in place of the one that the API did not accept."""
         if not auth.by_people:
             self.reject(self._with_subject(auth, principal), old)
         return await self.grant(auth, principal, rejected=old.version)
@@ -297,32 +297,34 @@ class Credentials:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self.keeper is not None:
-            await self.keeper.close()
+        if self.people is not None:
+            await self.people.close()
 
     # --- people -----------------------------------------------------------------------------------
 
     async def _grant_of_person(self, auth: Proof, principal: Principal, rejected: int) -> Grant:
         try:
-            if self.keeper is None:
-                raise SignInNeeded
-            credential = await self.keeper.get(auth.account(principal.name), rejected)
-        except SignInNeeded as error:
-            raise sign_in_required(self.keeper, auth.owner, auth.settings, principal) from error
+            if self.people is None:
+                raise sign_in.SignInNeeded
+            credential = await self.people.get(auth.account(principal.name), rejected)
+        except sign_in.SignInNeeded as error:
+            raise sign_in.sign_in_required(
+                self.people, auth.owner, auth.settings, principal
+            ) from error
         return _person_grant(auth, credential)
 
     async def _sign_in_error(
         self, auth: Proof, principal: Principal, grant: Grant
     ) -> UpstreamFailed:
         """The error for an API that does not accept a credential renewed just now."""
-        if self.keeper is not None and isinstance(auth.settings, OAuth2Auth):
-            await self.keeper.refuse(auth.account(principal.name), grant.version)
-        return sign_in_required(self.keeper, auth.owner, auth.settings, principal)
+        if self.people is not None and isinstance(auth.settings, OAuth2Auth):
+            await self.people.refuse(auth.account(principal.name), grant.version)
+        return sign_in.sign_in_required(self.people, auth.owner, auth.settings, principal)
 
     async def _latest_principal(self, auth: Proof) -> str:
         """The principal whose credentials list the tools of a server; "": nobody's."""
         if auth.by_people:
-            names = await self.keeper.holders(auth.owner) if self.keeper else []
+            names = await self.people.holders(auth.owner) if self.people else []
         else:
             names = list(self._caller_tokens)[-1:]
         return names[0] if names else ""
@@ -457,7 +459,7 @@ def _proof(state: ConnectionState, azure: Azure | None) -> Proof:
     return proof_of(AZURE_RUNTIME, auth, build)
 
 
-def account_of(state: ConnectionState, principal: str) -> Account:
+def account_of(state: ConnectionState, principal: str) -> sign_in.Account:
     """The account whose credentials calls of this principal go out with."""
     settings = state.settings
     return proof_of(state.name, settings.auth, state.build, settings).account(principal)
@@ -465,7 +467,7 @@ def account_of(state: ConnectionState, principal: str) -> Account:
 
 def prove(
     credentials: Credentials, name: str, settings: Connection, build: Build | None
-) -> tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]:
+) -> tuple[object, Callable[[Request, SendRequest], Awaitable[Answer]]]:
     """A connection's proof, and the function that sends a request of its own with that proof.
 
     A token that the host no longer accepts is replaced once. No host but the request's own sees a
@@ -476,7 +478,7 @@ def prove(
     if is_personal(auth.settings):
         auth = proof_of(name, NoAuth())  # a definition belongs to no person
 
-    async def send(request: Request, exchange: Exchange) -> Answer:
+    async def send(request: Request, exchange: SendRequest) -> Answer:
         request = with_headers(request, headers)
         try:
             return (await credentials.send(auth, request, request.url, exchange))[0]

@@ -1,4 +1,4 @@
-"""How arguments are written: values in OpenAPI's styles, and bodies in their media types. Pure.
+"""Writes arguments into requests: values in OpenAPI's styles, bodies in their media types. Pure.
 
 A path, a query, a cookie and a form each have their own idea of which characters may stand as they
 are, so that the encoder is handed in; the delimiters of a style are put between values that are
@@ -33,14 +33,10 @@ from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
 
 Encode = Callable[[str], str]
 
-DELIMITERS: Mapping[str, str] = {
-    "spaceDelimited": " ",
-    "pipeDelimited": "|",
-    "tabDelimited": "\t",
-}
+DELIMITERS: Mapping[str, str] = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
 
 
-def scalar(value: Any) -> str:
+def scalar_text(value: Any) -> str:
     """One value as text: `true`, `1`, `blue`; arrays and objects as JSON."""
     if isinstance(value, str):
         return value
@@ -61,9 +57,9 @@ def is_json(media_type: str) -> bool:
 def join_value(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:
     """A value in the styles that make one text: simple, label, matrix, the delimited ones."""
     if style == "simple" and isinstance(value, (str, int, float)):
-        return encode(scalar(value))
+        return encode(scalar_text(value))
     if style == "matrix":
-        texts = pairs("form", explode, name, value, encode)
+        texts = name_value_pairs("form", explode, name, value, encode)
         return "".join(f";{encode(key)}{text and '=' + text}" for key, text in texts)
     lead, delimiter = (".", "." if explode else ",") if style == "label" else ("", ",")
     if style in DELIMITERS:
@@ -76,17 +72,17 @@ def _parts(explode: bool, value: Any, encode: Encode) -> Iterator[str]:
         for key, item in _present_items(value):
             yield from [f"{encode(key)}={encode(item)}"] if explode else [encode(key), encode(item)]
     elif isinstance(value, (list, tuple)):
-        yield from (encode(scalar(item)) for item in value if item is not None)
+        yield from (encode(scalar_text(item)) for item in value if item is not None)
     else:
-        yield encode(scalar(value))
+        yield encode(scalar_text(value))
 
 
-def pairs(
+def name_value_pairs(
     style: Style, explode: bool, name: str, value: Any, encode: Encode
 ) -> Iterator[tuple[str, str]]:
     """A value in the styles that make `name=value`: form, the delimited ones, deepObject."""
     if isinstance(value, (str, int, float)):
-        yield name, encode(scalar(value))
+        yield name, encode(scalar_text(value))
     elif style == "deepObject":
         yield from _deep_pairs(name, value, encode)
     elif not value:
@@ -97,7 +93,7 @@ def pairs(
             is_plain = isinstance(item, list) and not any(isinstance(i, (dict, list)) for i in item)
             for each in item if is_plain else (item,):
                 if each is not None:
-                    yield str(key), encode(scalar(each))
+                    yield str(key), encode(scalar_text(each))
     elif isinstance(value, (list, tuple)) and explode:
         yield from ((name, part) for part in _parts(False, value, encode))
     else:
@@ -114,17 +110,17 @@ def _deep_pairs(name: str, value: Any, encode: Encode) -> Iterator[tuple[str, st
         for index, item in enumerate(value):
             yield from _deep_pairs(f"{name}[{index if nested else ''}]", item, encode)
     elif value is not None:
-        yield name, encode(scalar(value))
+        yield name, encode(scalar_text(value))
 
 
 def _present_items(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    return ((str(key), scalar(item)) for key, item in value.items() if item is not None)
+    return ((str(key), scalar_text(item)) for key, item in value.items() if item is not None)
 
 
 _PERCENT = {code: quote(chr(code), safe="") for code in range(128)}
 
 
-def percent(text: str) -> str:
+def percent_encode(text: str) -> str:
     """Everything but letters, digits and `-._~` percent-encoded."""
     if text.isascii():
         return text if text.isalnum() else text.translate(_PERCENT)
@@ -218,7 +214,7 @@ def _text_body(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
     elif isinstance(value, list) and media_type.endswith(("ndjson", "jsonl")):
         text = "".join(f"{orjson.dumps(item).decode()}\n" for item in value)
     else:
-        text = scalar(value)  # objects as JSON, which YAML is as well
+        text = scalar_text(value)  # objects as JSON, which YAML is as well
     return content_type, text.encode()
 
 
@@ -260,13 +256,13 @@ def _element(name: str, value: Any, layout: Mapping[str, Any]) -> Element:
             if isinstance(inner, list) and not inner_layout.get("wrapped"):
                 element.extend(_element(key, item, inner_layout.get("items", {})) for item in inner)
             elif inner_layout.get("attribute") and inner is not None:
-                element.set(_xml_name(key, inner_layout), scalar(inner))
+                element.set(_xml_name(key, inner_layout), scalar_text(inner))
             elif inner is not None:
                 element.append(_element(key, inner, inner_layout))
     elif isinstance(value, list):
         element.extend(_element(element.tag, each, layout.get("items", {})) for each in value)
     else:
-        element.text = scalar(value)
+        element.text = scalar_text(value)
     if "namespace" in layout:
         prefix = f":{layout['prefix']}" if "prefix" in layout else ""
         element.set(f"xmlns{prefix}", layout["namespace"])
@@ -288,9 +284,9 @@ def _form(body: Body, value: Any) -> bytes:
     texts = []
     for field, item in _form_fields(body, value):
         if _is_sent_as_json(field, item):
-            texts.append((field.name, percent(orjson.dumps(item).decode())))
+            texts.append((field.name, percent_encode(orjson.dumps(item).decode())))
         else:
-            texts += pairs(field.style, field.explode, field.name, item, percent)
+            texts += name_value_pairs(field.style, field.explode, field.name, item, percent_encode)
     return "&".join(f"{parameter_name(name)}={text}" for name, text in texts).encode()
 
 
@@ -322,7 +318,7 @@ def _items(field: Field, field_value: Any) -> list[Any]:
         return [field_value]
     if field.explode or field.file:
         return field_value
-    return [text for _, text in pairs(field.style, False, field.name, field_value, str)]
+    return [text for _, text in name_value_pairs(field.style, False, field.name, field_value, str)]
 
 
 def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) -> bytes:
@@ -337,7 +333,7 @@ def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) ->
         content = orjson.dumps(item)
         media_type = media_type or "application/json"
     else:
-        content = scalar(item).encode()
+        content = scalar_text(item).encode()
     kind = f"\r\nContent-Type: {media_type}" if media_type else ""
     return f"{disposition}{kind}\r\n\r\n".encode() + content
 

@@ -1,4 +1,4 @@
-"""What people and clients are asked while a call waits, and how their answers are read.
+"""The questions that people and clients get while a call waits, and the reading of their answers.
 
 A person who approves is shown everything the decision is about. Values are somebody's text, so each
 stands on one line, cut to a length, without characters that hide or reorder others. Only a clear
@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from gateway import limits
-from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller, name_of_client
+from gateway.calls.record import Ask, AskClient, Attempt, Caller, name_of_client
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import acts_as
@@ -45,11 +45,12 @@ from gateway.store.database import Database
 from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal
 from gateway.store.tables import Approval
+from gateway.upstream.protocol import ELICIT
 
 ByKey = Mapping[str, Any]
-Make = Callable[[Attempt], Coroutine[Any, Any, Result]]
-Decision = Literal["approve", "deny", "always_allow"]
-DECISIONS: tuple[Decision, ...] = get_args(Decision)
+MakeCall = Callable[[Attempt], Coroutine[Any, Any, Result]]
+ApprovalChoice = Literal["approve", "deny", "always_allow"]
+DECISIONS: tuple[ApprovalChoice, ...] = get_args(ApprovalChoice)
 
 
 # --- what a person is shown -----------------------------------------------------------------------
@@ -63,16 +64,16 @@ def may_always(snapshot: Snapshot, risk: str) -> bool:
 def question_of(attempt: Attempt, approval: Approval) -> dict[str, Any]:
     """The question as words and a form."""
     return {
-        "message": message(
+        "message": question_text(
             approval,
             attempt.state.display_name,
             acts_as(attempt.state.settings.auth, approval.principal),
         ),
-        "requestedSchema": form(always_words(attempt.snapshot, approval)),
+        "requestedSchema": approval_form(always_words(attempt.snapshot, approval)),
     }
 
 
-def message(approval: Approval, display_name: str, behalf: str | None = None) -> str:
+def question_text(approval: Approval, display_name: str, behalf: str | None = None) -> str:
     """The question, in words."""
     lines = [
         "Allow this call?",
@@ -88,7 +89,7 @@ def message(approval: Approval, display_name: str, behalf: str | None = None) ->
     return "\n".join(lines)
 
 
-def form(always: str) -> dict[str, Any]:
+def approval_form(always: str) -> dict[str, Any]:
     """The form that a person fills in, `deny` by default; `always` words a third choice."""
     about = "approve: this call, once. deny: the agent is told no."
     if always:
@@ -103,8 +104,8 @@ def form(always: str) -> dict[str, Any]:
     return {"type": "object", "properties": {"decision": decision}, "required": ["decision"]}
 
 
-def decision_of(answer: object, always: bool) -> Decision:
-    """What was decided; anything but a clear yes is a no."""
+def decision_of(answer: object, always: bool) -> ApprovalChoice:
+    """The decision in a person's answer; anything but a clear yes is a no."""
     if not isinstance(answer, Mapping) or answer.get("action") != "accept":
         return "deny"
     content = answer.get("content")
@@ -115,7 +116,7 @@ def decision_of(answer: object, always: bool) -> Decision:
 
 
 def always_words(snapshot: Snapshot, approval: Approval) -> str:
-    """What "always allow" means for this call; "" where it is not offered."""
+    """The words for "always allow" in the form of this call; "" where it is not offered."""
     if not may_always(snapshot, approval.risk):
         return ""
     if approval.session:
@@ -124,7 +125,7 @@ def always_words(snapshot: Snapshot, approval: Approval) -> str:
     return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
 
 
-def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:
+def approval_warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:
     """The reasons why a person should look twice before they approve."""
     tool, name = attempt.tool, attempt.state.display_name
     if tool.access == "delete":
@@ -144,7 +145,7 @@ def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[
 
 
 def largest_list(value: Any, at: str = "the arguments") -> tuple[str, int]:
-    """Where the longest list is, and how long it is."""
+    """The place of the longest list in the arguments, and its length."""
     own, inner = (at, 0), list[tuple[str, Any]]()
     if isinstance(value, Mapping):
         inner = [(str(key), item) for key, item in value.items()]
@@ -175,8 +176,10 @@ CANCELLED: dict[str, Any] = {"action": "cancel"}
 DECLINED: dict[str, Any] = {"action": "decline"}
 
 
-def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None) -> Ask | None:
-    """What puts questions to this caller, for at most `seconds`; None: the caller can't be asked.
+def make_asker(
+    caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None
+) -> Ask | None:
+    """A function that asks this caller, for at most `seconds`; None: the caller can't be asked.
 
     `put` is the way to a client that can't be asked on its request's own stream.
     """
@@ -330,7 +333,7 @@ class HeldCalls:
     def __post_init__(self) -> None:
         self._letters = Letters(self.db, self.signals, self.replica, self._answer, self.start)
 
-    async def next_result(self, attempt: Attempt, make: Make) -> Result:
+    async def next_result(self, attempt: Attempt, make: MakeCall) -> Result:
         """The next result of a call, a new or a held one: its outcome, or a question."""
         caller = attempt.caller
         state = self.seal.open_values(PURPOSE, caller.request_state)

@@ -41,7 +41,6 @@ from gateway.store.tables import Execution, ExecutionStatus
 TOKEN_META = "gateway/idempotency_token"
 BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
-ELICIT = "elicitation/create"  # the method that asks a client's user something
 UNATTENDED = "unattended"  # in place of an era: nobody waits, the call runs by itself once approved
 # The other side's own refusal: known, and final.
 REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")

@@ -22,7 +22,7 @@ from urllib.parse import quote, quote_plus
 
 from gateway.limits import MAX_REMEMBERED, SHORTEST_SECRET
 
-MASK = "[redacted]"
+REDACTED = "[redacted]"
 _Bytes = bytes  # the builtin, which the method of this name hides
 
 
@@ -48,14 +48,14 @@ class Redactor:
         # Nearly always there is no secret; a loop of our own, or a regex, would take longer.
         if max(map(data.find, self._forms), default=-1) >= 0:
             for form in self._forms:
-                data = data.replace(form, MASK.encode())
+                data = data.replace(form, REDACTED.encode())
         return data
 
     def text(self, text: str) -> str:
         """The text without secrets: the same object if it holds none."""
         if max(map(text.find, self._texts), default=-1) >= 0:
             for form in self._texts:
-                text = text.replace(form, MASK)
+                text = text.replace(form, REDACTED)
         return text
 
     def json(self, value: Any) -> Any:
@@ -127,7 +127,7 @@ def redact_arguments(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: MASK
+        key: REDACTED
         if item and names_a_secret(key[-64:])
         else (redact_arguments(item) if isinstance(item, (dict, list)) else item)
         for key, item in value.items()

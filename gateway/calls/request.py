@@ -23,11 +23,11 @@ from gateway.calls.encode import (
     encode_body,
     is_json,
     join_value,
-    pairs,
+    name_value_pairs,
     parameter_name,
-    percent,
     percent_but_reserved,
-    scalar,
+    percent_encode,
+    scalar_text,
 )
 from gateway.errors import Fixable, Refused
 from gateway.limits import MAX_REMEMBERED
@@ -95,7 +95,7 @@ def _content(parameter: Parameter, value: Any) -> Any:
         return value
     # \u00e9 for é: a header has only ASCII.
     needs_json = is_json(parameter.media_type)
-    return json.dumps(value, separators=(",", ":")) if needs_json else scalar(value)
+    return json.dumps(value, separators=(",", ":")) if needs_json else scalar_text(value)
 
 
 def _argument_name(parameter: Parameter) -> str:
@@ -138,9 +138,11 @@ def _segment(
     for name, literal in variables:
         parameter = params.get(name) or Parameter(name, "path", name)
         value = _path_value(parameter, arguments)
-        value_text = join_value(parameter.style, parameter.explode, name, value, percent)
+        value_text = join_value(parameter.style, parameter.explode, name, value, percent_encode)
         encoded += value_text + literal
-        wire_text += (percent(value_text) if parameter.double_encoded else value_text) + literal
+        wire_text += (
+            percent_encode(value_text) if parameter.double_encoded else value_text
+        ) + literal
     if not _PLAIN.fullmatch(encoded):
         names = [_argument_name(params[name]) if name in params else name for name, _ in variables]
         _check_segment(", ".join(names), unquote(encoded))
@@ -179,12 +181,12 @@ def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> list[s
     place, is_cookie = parameter.place, parameter.place == "cookie"
     is_plain = isinstance(value, (str, int)) and not (parameter.media_type or parameter.reserved)
     if is_plain and not is_cookie:  # as most values are
-        return [f"{parameter_name(parameter.name)}={percent(scalar(value))}"]
-    encode = percent_but_reserved if parameter.reserved else percent
-    write, encode = (percent, _cookie_value) if is_cookie else (parameter_name, encode)
+        return [f"{parameter_name(parameter.name)}={percent_encode(scalar_text(value))}"]
+    encode = percent_but_reserved if parameter.reserved else percent_encode
+    write, encode = (percent_encode, _cookie_value) if is_cookie else (parameter_name, encode)
     style = "form" if is_cookie or parameter.style == "simple" else parameter.style
     texts, value = [], _content(parameter, value)
-    for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
+    for name, text in name_value_pairs(style, parameter.explode, parameter.name, value, encode):
         # The keys of an exploded object are the caller's: no key may pass for another parameter.
         rivals = (p.name for p in operation.parameters if p.place == place and p is not parameter)
         if name != parameter.name and (name in rivals or may_reroute(name, place)):
@@ -209,4 +211,4 @@ def _header_text(parameter: Parameter, value: Any) -> str:
 
 def _cookie_value(text: str) -> str:
     """Percent-encoded where a cookie has no other way; `%` stays, values often are encoded."""
-    return quote(scalar(text), safe="!#$%&'()*+-./:<=>?@[]^_`{|}~")
+    return quote(scalar_text(text), safe="!#$%&'()*+-./:<=>?@[]^_`{|}~")

@@ -25,15 +25,8 @@ from gateway.azure.connector import unwrap_answer, wrap_request
 from gateway.blocklist import may_mean
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
-from gateway.calls.credentials import (
-    AZURE,
-    Credentials,
-    Grant,
-    Prepared,
-    proof_of,
-    redactor_with,
-)
-from gateway.calls.questions import asker, check_questions
+from gateway.calls.credentials import AZURE, Credentials, Grant, Prepared, proof_of, redactor_with
+from gateway.calls.questions import check_questions, make_asker
 from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
@@ -49,7 +42,7 @@ from gateway.errors import (
 from gateway.limits import AZURE_SECONDS, MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Principal, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
-from gateway.outbound.content import Work
+from gateway.outbound.content import RunInWorker
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.ledger import save_result
@@ -59,7 +52,7 @@ from gateway.upstream.registry import Upstreams
 
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 
-SignInLink = Callable[[str, Connection], Awaitable[str | None]]
+MakeSignInLink = Callable[[str, Connection], Awaitable[str | None]]
 
 
 @dataclass(slots=True)
@@ -72,8 +65,8 @@ class Sender:
     upstreams: Upstreams
     limits: Admission
     db: Database
-    work: Work
-    sign_in_link: SignInLink
+    work: RunInWorker
+    sign_in_link: MakeSignInLink
 
     def __call__(self, attempt: Attempt, prepared: Prepared) -> Awaitable[Result]:
         """The result of the call."""
@@ -162,7 +155,7 @@ class Sender:
         attempt.redactor = await make_redactor()
         if not attempt.unattended:
             seconds = attempt.snapshot.permissions.timeout_seconds
-            ask = asker(caller, attempt.redactor, seconds, attempt.put_questions)
+            ask = make_asker(caller, attempt.redactor, seconds, attempt.put_questions)
         params = _params(attempt, prepared, operation, may_ask=ask is not None)
         principal = attempt.principal
         health = await self.limits.admit(prepared.name, principal, prepared.rate_limit)
@@ -341,7 +334,7 @@ class UpstreamRequests:
         outgoing = {key: params[key] for key in params if may_pass_on or key not in _HOP_FIELDS}
         outgoing["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
         make_redactor = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
-        ask = asker(caller, await make_redactor(), ask_seconds)
+        ask = make_asker(caller, await make_redactor(), ask_seconds)
         hooks = Hooks(caller.progress, ask, caller.notice, caller.askable or None)
         async with await self._limits.admit(name, principal, prepared.rate_limit) as health:
             try:

@@ -58,11 +58,11 @@ from gateway.catalog.snapshot import (
 )
 from gateway.catalog.successors import FormerNames, served_names
 from gateway.config.connection import Connection, without_secrets
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import PARALLEL_REFRESHES, REST_SECONDS, SETTLE_SECONDS
-from gateway.model import Build, Found, Problem, RawDefinition
+from gateway.model import Build, BuiltDefinition, Problem, RawDefinition
 from gateway.store import catalog as store
 from gateway.store.catalog import StoredCatalog
 from gateway.store.rights import load_rights
@@ -202,7 +202,9 @@ class Catalog:
         log.info("change decided", connection=name, tool=change.tool, status=status, by=by)
         return decided
 
-    async def _accept_change(self, state: ConnectionState, found: Found, change: Change) -> Found:
+    async def _accept_change(
+        self, state: ConnectionState, found: BuiltDefinition, change: Change
+    ) -> BuiltDefinition:
         """The connection's tools, with the changed tool as the definition has it now."""
         tools = replace_tools(found.build.tools, {change.operation: change.after})
         new = replace(found, build=replace(found.build, tools=tools), at=time.time())
@@ -314,7 +316,7 @@ class Catalog:
                 raw = await self._discoverer.azure.listing()
                 listing = RawDefinition.of(listing_location(azure), raw)
                 if self._listing is None or not self._listing.is_same(listing):
-                    found = Found(Build("arm", "", ""), listing, at=time.time())
+                    found = BuiltDefinition(Build("arm", "", ""), listing, at=time.time())
                     await self._stored.keep(LISTING, found)
                 # Also for an equal listing: a put connection that hid Azure's may be gone.
                 await self.apply(self.rights.configured)
@@ -355,7 +357,7 @@ class Catalog:
             raise NotFound("connection_invalid", f"there is no connection {name!r}")
         return self._states[name]
 
-    def _report_unchanged(self, state: ConnectionState, found: Found) -> Report:
+    def _report_unchanged(self, state: ConnectionState, found: BuiltDefinition) -> Report:
         """Notes a look that changed nothing: served tools and held changes stay as they are."""
         self.refreshed_at[state.name] = time.time()
         build = found.build
@@ -418,7 +420,7 @@ class Catalog:
             self._store_changed.set()  # other processes' changes of these were passed over
 
     async def _running_or_cached(
-        self, base: ConnectionState, cached: Found | None, settings: Settings
+        self, base: ConnectionState, cached: BuiltDefinition | None, settings: Settings
     ) -> ConnectionState:
         """The connection as it runs if nothing of it changed, else from the cached definition."""
         old = self._states.get(base.name)
@@ -435,7 +437,9 @@ class Catalog:
             log.warning("cached definition not usable", connection=base.name, error=error.message)
             return base
 
-    async def _restore(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
+    async def _restore(
+        self, base: ConnectionState, cached: BuiltDefinition, settings: Settings
+    ) -> BuiltDefinition:
         look = Look(base.name, base.settings, settings.limits, served=cached.build)
         if look.key(cached.definition) == cached.build_key:
             return cached
@@ -448,7 +452,7 @@ class Catalog:
         tools = tools_to_serve(found.build.tools, waiting)
         return replace(found, build=replace(found.build, tools=tools), at=cached.at)
 
-    async def _rebuild(self, look: Look, cached: Found) -> Found:
+    async def _rebuild(self, look: Look, cached: BuiltDefinition) -> BuiltDefinition:
         """The tools of a definition that is in the store, built anew."""
         definition = await self._stored.whole(look.name, cached.definition)
         return await self._discoverer.rebuild(look, definition)

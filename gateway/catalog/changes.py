@@ -1,4 +1,4 @@
-"""What a refresh changed, operation by operation, and what that means for the connection. Pure.
+"""Compares a refreshed connection with the one served, operation by operation. Pure.
 
 `safe` needs no admin; `breaking` may fail callers that worked before (an input got stricter, a tool
 is gone); `risky` may do something other than what people approved (another host, method, path,
@@ -23,7 +23,7 @@ from gateway.limits import COMPARED_NODES
 from gateway.model import (
     CONSTANTS,
     Build,
-    Found,
+    BuiltDefinition,
     HttpOperation,
     Problem,
     Tool,
@@ -60,13 +60,14 @@ class Adoption:
     """A connection after a discovery, and how it got there."""
 
     state: ConnectionState
-    found: Found  # with the served tools, those with held changes as they were, and with its bytes
+    # With the served tools, those with held changes as they were, and with its bytes.
+    found: BuiltDefinition
     changes: Sequence[Change]
     first: bool  # the connection had no tools to compare with
     renamed: Sequence[FormerName]
 
 
-def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption:
+def adopt(state: ConnectionState, found: BuiltDefinition, now: float, by: str) -> Adoption:
     """The connection with the tools found, without the changes that its settings hold back."""
     if state.tools and not found.build.tools and found.build.format != "mcp":
         raise DefinitionUnreadable(
@@ -97,7 +98,7 @@ def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption
 
 
 def former_names(
-    connection: str, before: Found | None, after: Found, now: float
+    connection: str, before: BuiltDefinition | None, after: BuiltDefinition, now: float
 ) -> list[FormerName]:
     """The former names of the operations that have other names in `after`."""
     if before is None:
@@ -110,7 +111,7 @@ def former_names(
     ]
 
 
-def with_found(state: ConnectionState, found: Found) -> ConnectionState:
+def with_found(state: ConnectionState, found: BuiltDefinition) -> ConnectionState:
     """The connection with the definition and the tools that were found."""
     build = found.build
     status = build.status if state.settings.is_active else "disabled"
@@ -118,7 +119,7 @@ def with_found(state: ConnectionState, found: Found) -> ConnectionState:
     return with_tools(after, build.tools)
 
 
-def is_same(old: ConnectionState, base: ConnectionState, cached: Found | None) -> bool:
+def is_same(old: ConnectionState, base: ConnectionState, cached: BuiltDefinition | None) -> bool:
     """Whether a running connection equals the one that is configured and stored now."""
     same_build = cached is None or (old.found is not None and old.found.at == cached.at)
     settings = (base.settings, base.origin, base.revision)

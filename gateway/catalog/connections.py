@@ -15,21 +15,16 @@ from typing import Any
 from gateway.azure.arm import name_resources
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
 from gateway.catalog.snapshot import ConnectionState, Snapshot, at_rest
-from gateway.config.connection import (
-    ArmConnection,
-    Connection,
-    McpConnection,
-    OpenApiConnection,
-)
-from gateway.config.reading import parse_connection
+from gateway.config.connection import ArmConnection, Connection, McpConnection, OpenApiConnection
+from gateway.config.file import parse_connection
 from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
-from gateway.model import Found, Problem, RawDefinition
-from gateway.store.catalog import Stored
+from gateway.model import BuiltDefinition, Problem, RawDefinition
+from gateway.store.catalog import StoredState
 
 
 def connection_states(
-    stored: Stored,
+    stored: StoredState,
     settings: Settings,
     demo: Mapping[str, Connection],
     listing: RawDefinition | None,
@@ -58,7 +53,7 @@ def _put_state(name: str, values: Any, revision: int) -> ConnectionState:
         return replace(at_rest(name, settings, "stored", revision), problems=problems)
 
 
-def _with_names(state: ConnectionState, found: Found | None) -> ConnectionState:
+def _with_names(state: ConnectionState, found: BuiltDefinition | None) -> ConnectionState:
     """The connection with the form of its tools' names settled.
 
     Names are stable: where the settings don't choose a form, the names that the store has stay as

@@ -1,4 +1,4 @@
-"""From a connection's settings to its tools: the slow part, with all the waiting in it.
+"""Makes tools from a connection's settings: the slow part, with all the waiting in it.
 
 Each kind of connection has its way to a definition, from which tools are built off the event loop.
 Where neither the bytes nor anything that shapes the tools has changed, the build from before is
@@ -45,16 +45,12 @@ from gateway.config.settings import Cache, Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import build_upstream
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, UpstreamFailed
-from gateway.limits import (
-    DEFINITION_CACHE_BYTES,
-    DEFINITION_REDIRECTS,
-    DEFINITION_SECONDS,
-)
+from gateway.limits import DEFINITION_CACHE_BYTES, DEFINITION_REDIRECTS, DEFINITION_SECONDS
 from gateway.model import (
     BUILD_CODEC_VERSION,
     NO_TLS_FILES,
     Build,
-    Found,
+    BuiltDefinition,
     Override,
     Problem,
     RawDefinition,
@@ -72,11 +68,11 @@ from gateway.workers import Workers
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-Exchange = Callable[[Request], Awaitable[Answer]]
+SendRequest = Callable[[Request], Awaitable[Answer]]
 # A connection's credentials, and the function that sends a request with them.
 Prove = Callable[
     [str, Connection, Build | None],
-    tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]],
+    tuple[object, Callable[[Request, SendRequest], Awaitable[Answer]]],
 ]
 PREVIEWED = "[preview]"  # the name that a preview's tokens belong to: no connection can have it
 REDIRECTED = Problem(
@@ -96,7 +92,7 @@ class Look:
     name: str
     settings: Connection
     limits: Limits
-    previous: Found | None = None
+    previous: BuiltDefinition | None = None
     is_preview: bool = False  # Azure may not have the connection yet
     served: Build | None = None  # its tools by now: those with short names keep them
     since: float | None = None  # how old an answer fetched for several connections may be
@@ -120,7 +116,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Discoverer:
-    """What discovery needs from outside: the ways to read, to build and to ask an MCP server."""
+    """Discovers what connections offer, with ways to read, to build and to ask an MCP server."""
 
     fetcher: Fetcher
     workers: Workers
@@ -129,8 +125,8 @@ class Discoverer:
     azure: AzureDirectory
     prove: Prove
 
-    async def discover(self, look: Look) -> Found:
-        """What a connection offers now; the very object `look.previous` where nothing changed."""
+    async def discover(self, look: Look) -> BuiltDefinition:
+        """The definition built as it is now; the very object `look.previous` if nothing changed."""
         settings, previous, session = look.settings, look.previous_definition, None
         if isinstance(settings, OpenApiConnection):
             return await self._discover_openapi(look, settings)
@@ -156,7 +152,7 @@ class Discoverer:
         found = await self.rebuild(look, previous if previous and is_same else definition)
         return found if found.session == session else replace(found, session=session)
 
-    async def _discover_openapi(self, look: Look, settings: OpenApiConnection) -> Found:
+    async def _discover_openapi(self, look: Look, settings: OpenApiConnection) -> BuiltDefinition:
         asker = self._asker(look, settings, look.previous)
         found = await self._read_openapi(look, settings, asker)
         second = self._asker(look, settings, found)
@@ -167,7 +163,7 @@ class Discoverer:
 
     async def _read_openapi(
         self, look: Look, settings: OpenApiConnection, asker: Asker | None
-    ) -> Found:
+    ) -> BuiltDefinition:
         previous = look.previous_definition
         definition = await self.fetcher.fetch(
             settings.spec,
@@ -180,7 +176,9 @@ class Discoverer:
         found = await self.rebuild(look, definition)
         return _mark_redirect(found, warn=asker is not None and definition.asked_with is None)
 
-    def _asker(self, look: Look, settings: OpenApiConnection, found: Found | None) -> Asker | None:
+    def _asker(
+        self, look: Look, settings: OpenApiConnection, found: BuiltDefinition | None
+    ) -> Asker | None:
         """The connection itself, where the definition lies on the API's own host; else None."""
         if not _is_on_api_host(settings) or (settings.auth.type == "none" and not settings.headers):
             return None
@@ -193,7 +191,7 @@ class Discoverer:
         max_bytes = look.limits.max_spec_bytes
         return await self.fetcher.fetch(manifest, look.previous_definition, max_bytes=max_bytes)
 
-    async def rebuild(self, look: Look, definition: RawDefinition) -> Found:
+    async def rebuild(self, look: Look, definition: RawDefinition) -> BuiltDefinition:
         """The tools of a definition that is at hand: no network."""
         key, previous = look.key(definition), look.previous
         if previous is not None and previous.build_key == key:
@@ -205,7 +203,7 @@ class Discoverer:
         else:
             source = replace(source, given=look.short_names)
             build = await self.workers.build(definition.packed, source)
-        return Found(build, definition, key)
+        return BuiltDefinition(build, definition, key)
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:
         """Refuses a connection whose calls or tokens would go to a forbidden address."""
@@ -228,7 +226,7 @@ def _is_on_api_host(settings: OpenApiConnection) -> bool:
     return is_url(spec) and (not base_url or locate(base_url).origin() == locate(spec).origin())
 
 
-def _mark_redirect(found: Found, *, warn: bool) -> Found:
+def _mark_redirect(found: BuiltDefinition, *, warn: bool) -> BuiltDefinition:
     """With the warning where the definition was fetched without credentials, else without it."""
     build = found.build
     if (REDIRECTED in build.problems) == warn:
@@ -302,7 +300,7 @@ class Asker:
     """A connection that asks for its definition with its own headers and credentials."""
 
     proof: object = field(repr=False)  # the credentials it sends
-    send: Callable[[Request, Exchange], Awaitable[Answer]]
+    send: Callable[[Request, SendRequest], Awaitable[Answer]]
 
 
 class Fetcher:

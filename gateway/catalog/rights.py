@@ -21,7 +21,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.catalog.snapshot import ConnectionState, PutAccess
-from gateway.config.reading import describe
+from gateway.config.file import describe
 from gateway.config.settings import (
     ADDRESSED,
     ADDRESSED_RULE,
@@ -39,7 +39,7 @@ from gateway.limits import NAME_CHARS, STEP_BYTES
 from gateway.model import Level, Problem, json_bytes
 from gateway.store import catalog as store
 from gateway.store.database import Database
-from gateway.store.rights import Make, change_right, with_right
+from gateway.store.rights import MakeRight, Rows, change_right, with_right
 from gateway.store.tables import PutRight, RightKind
 
 log = structlog.get_logger("gateway.rights")
@@ -76,7 +76,7 @@ class Rights:
         self._revision = 0  # of the rows
         self._last: tuple[PutAccess, frozenset[str]] | None = None
 
-    def take(self, stored: store.Stored, rows: tuple[PutRight, ...], before: StoredAccess) -> bool:
+    def take(self, stored: store.StoredState, rows: Rows, before: StoredAccess) -> bool:
         """Takes over the rows that were read; False: newer ones were put meanwhile."""
         if self.stored is not before:
             return False
@@ -145,7 +145,7 @@ class PlannedChange:
     """A change of one row, with the checks that may refuse it."""
 
     key: Key
-    make: Make | None  # makes the settings to put; None: delete the row
+    make: MakeRight | None  # makes the settings to put; None: delete the row
     guard: Guard
     untrusted: frozenset[str]
     discreet: bool = False  # refusals must not name another principal

@@ -41,7 +41,7 @@ Mark = tuple[Path, int, int, int]  # a saved file: path, time, size, inode
 
 @dataclass(eq=False)
 class Schedule:
-    """Has each connection looked at when its time has come."""
+    """Asks the catalog to refresh each connection when its time has come."""
 
     catalog: Catalog
     stored: StoredCatalog
@@ -55,7 +55,7 @@ class Schedule:
         self._pauses = Pauses()
 
     def wake(self, name: str) -> None:
-        """Has a connection looked at soon."""
+        """Asks for a refresh of one connection soon."""
         self._wake_names.add(name)
         self._wake.set()
 
@@ -69,7 +69,7 @@ class Schedule:
                     looks.create_task(self._refresh(names))
 
     async def watch_files(self) -> None:
-        """Has connections looked at when the files of their definitions were saved, for ever.
+        """Asks for a refresh of each connection whose definition's file was saved, for ever.
 
         Files are polled by their paths: that also sees files that are replaced by a rename, that
         are reached through links, or that lie on file systems without change notices.

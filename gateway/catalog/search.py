@@ -97,7 +97,7 @@ def singular(word: str) -> str:
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def stem(word: str) -> str:
-    """What `invite`, `inviting` and `invitation` share: good for comparing, not for reading."""
+    """The stem that `invite`, `inviting` and `invitation` share: to compare, not to read."""
     base = _without_ending(singular(word))
     base = _IRREGULAR.get(base, base)
     if len(base) > 3 and base[-1] == base[-2] and base[-1] not in "aeiousl":
@@ -225,7 +225,7 @@ class Intent:
 
 
 def kind_of(tool: Tool) -> tuple[str, bool]:
-    """What a tool does, as a method, and whether it does it to a collection.
+    """The method that tells best what a tool does, and whether it does it to a collection.
 
     A tool of an MCP server has neither method nor path: the first verb of its name stands for one.
     """
@@ -345,7 +345,7 @@ class ToolIndex:
         return [s * c * p for s, c, p in zip(sums, covers, purposes, strict=True)]
 
     def _best(self, variants: Mapping[str, float], weight: float) -> tuple[dict[int, float], float]:
-        """How much a concept's best word says about each tool, and the concept's weight."""
+        """The score of each tool by a concept's best word, and the concept's weight."""
         postings = [(self._postings[word], part) for word, part in variants.items()]
         postings.sort(key=lambda entry: len(entry[0].places), reverse=True)
         (longest, part), *rest = postings  # half the work, and `dict` does it fastest

@@ -21,7 +21,7 @@ from gateway.limits import FORMER_NAME_SECONDS
 from gateway.model import (
     OWN_TOOL_NAMES,
     Build,
-    Found,
+    BuiltDefinition,
     Level,
     Nameable,
     Override,
@@ -51,7 +51,7 @@ class ConnectionState:
     origin: Origin
     revision: int = 0
     status: Status = "pending"
-    found: Found | None = None  # without the definition's bytes
+    found: BuiltDefinition | None = None  # without the definition's bytes
     tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
     problems: tuple[Problem, ...] = ()
     clashes: tuple[Skipped, ...] = ()  # operations whose tool names are already taken
@@ -99,7 +99,7 @@ class PutAccess:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a request may need to know, as of one revision."""
+    """The whole state that requests are served from, as of one revision."""
 
     revision: int
     settings: Settings
@@ -246,7 +246,7 @@ def _precedence(state: ConnectionState) -> tuple[int, str]:
 # --- names that tools had ------------------------------------------------------------------------
 
 
-def operations_of(found: Found | None, tools: Iterable[Tool]) -> dict[str, Tool]:
+def operations_of(found: BuiltDefinition | None, tools: Iterable[Tool]) -> dict[str, Tool]:
     """Tools by the operation that each alone carries out, whatever the tool is called.
 
     Where several tools carry out the same operation, none of them is included.
@@ -258,7 +258,7 @@ def operations_of(found: Found | None, tools: Iterable[Tool]) -> dict[str, Tool]
     return {operation: tool for operation, tool in pairs if times[operation] == 1}
 
 
-def operation_of(found: Found, tool: Tool) -> str:
+def operation_of(found: BuiltDefinition, tool: Tool) -> str:
     """A digest of the operation: where a call goes, and the fixed values that it sends."""
     http, upstream = tool.http, tool.upstream
     if http is not None:
@@ -346,7 +346,7 @@ def portable_tools(prefix: str, tools: Iterable[Tool]) -> list[Tool]:
 
 
 class NameSpaces:
-    """Which connection a tool's name belongs to, by settings alone.
+    """Finds the connection that a tool's name belongs to, by settings alone.
 
     What an upstream lists must never take a name that leads elsewhere: not today, and not on the
     day when the other connection is slow to start or drops a tool. So a name that is chosen (`as`),
@@ -429,12 +429,7 @@ def clash_problems(clashes: Sequence[Skipped]) -> list[Problem]:
 
 
 def preview_of(
-    name: str,
-    kind: str,
-    found: Found,
-    problems: Sequence[Problem] = (),
-    *,
-    owner: Owner,
+    name: str, kind: str, found: BuiltDefinition, problems: Sequence[Problem] = (), *, owner: Owner
 ) -> dict[str, Any]:
     """The preview of `gateway inspect` and a dry run: tools, skipped operations, problems."""
     build = found.build

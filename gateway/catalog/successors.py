@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from gateway.catalog.changes import former_names
 from gateway.catalog.snapshot import Snapshot, operation_of
-from gateway.model import Found, Tool
+from gateway.model import BuiltDefinition, Tool
 from gateway.store.catalog import StoredCatalog
 from gateway.store.tables import FormerName
 
@@ -38,16 +38,16 @@ class FormerNames:
         """Forgets the names of a connection that is deleted."""
         self.by_name = {key: each for key, each in self.by_name.items() if key[0] != connection}
 
-    async def keep_renames(self, current: Snapshot, name: str, before: Found, after: Found) -> None:
+    async def keep_renames(
+        self, current: Snapshot, name: str, before: BuiltDefinition, after: BuiltDefinition
+    ) -> None:
         """Keeps the names that a connection's tools lose because its settings changed.
 
         The new names are not stored with the definition, so that each start finds the same renames
         once more: a former name counts from when it was first found.
         """
         renames = await asyncio.to_thread(former_names, name, before, after, time.time())
-        served = served_names(current, renames)
-        new = [each for each in served if not self._has(each)]
-        if new:
+        if new := [each for each in served_names(current, renames) if not self._has(each)]:
             await self._stored.keep_former_names(new)
             self.add(new)
 

@@ -23,7 +23,7 @@ import typer
 from gateway.cli.remote import TokenOption, UrlOption, remote
 from gateway.cli.terminal import fail
 
-Entry = dict[str, Any]
+ClientEntry = dict[str, Any]
 
 
 class ClientName(StrEnum):
@@ -39,26 +39,26 @@ class ClientName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientFile:
-    """Where a client keeps its servers, and how it writes one down."""
+    """The file where a client keeps its servers, and the form in which it writes one down."""
 
     file: str  # for every project: its path from the home folder
     key: str
-    entry: Callable[[str, str | None], Entry]
+    entry: Callable[[str, str | None], ClientEntry]
     project: str | None = None  # for one project: its path from the project's folder
     next_step: str = "Restart it"
 
 
-def _headers(token: str | None) -> Entry:
+def _headers(token: str | None) -> ClientEntry:
     return {"headers": {"Authorization": f"Bearer {token}"}} if token else {}
 
 
-def _bridge(url: str, token: str | None) -> Entry:
+def _bridge(url: str, token: str | None) -> ClientEntry:
     command = shutil.which("gateway") or str(Path(sys.argv[0]).resolve())  # clients may lack PATH
     environment = {"env": {"GATEWAY_TOKEN": token}} if token else {}
     return {"command": command, "args": ["stdio", "--url", url], **environment}
 
 
-def _codex(url: str, token: str | None) -> Entry:
+def _codex(url: str, token: str | None) -> ClientEntry:
     return {"url": url, **({"bearer_token_env_var": "GATEWAY_TOKEN"} if token else {})}
 
 

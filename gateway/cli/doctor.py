@@ -26,7 +26,7 @@ from sqlalchemy import func, select
 from gateway import __version__
 from gateway.cli.inspect import check_files, find_problems, preview
 from gateway.config.connection import McpConnection, OpenApiConnection
-from gateway.config.reading import read_settings
+from gateway.config.file import read_settings
 from gateway.config.settings import LOOPBACK_HOSTS, Settings
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.limits import (
@@ -66,7 +66,7 @@ class Finding:
         )
 
 
-Look = Callable[[Settings, Path], Awaitable[list[Finding]]]
+Exam = Callable[[Settings, Path], Awaitable[list[Finding]]]
 
 
 def examine(config: Path) -> tuple[list[Finding], int]:
@@ -82,7 +82,7 @@ def examine(config: Path) -> tuple[list[Finding], int]:
 
 
 async def _look_at_all(settings: Settings, config: Path) -> list[Finding]:
-    looks: dict[str, Look] = {
+    looks: dict[str, Exam] = {
         "configuration": _check_configuration,
         "store": _check_store,
         "clients": _check_clients,
@@ -102,7 +102,7 @@ async def _look_at_all(settings: Settings, config: Path) -> list[Finding]:
     return [each for findings in found for each in findings]
 
 
-async def _look_in_time(about: str, look: Look, settings: Settings, config: Path) -> list[Finding]:
+async def _look_in_time(about: str, look: Exam, settings: Settings, config: Path) -> list[Finding]:
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             return await look(settings, config)

@@ -35,7 +35,7 @@ from gateway.config.connection import (
     McpConnection,
     OpenApiConnection,
 )
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from gateway.config.settings import Limits, Settings
 from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest, region_problem
 from gateway.connectors.mcp import drift

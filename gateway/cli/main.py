@@ -21,9 +21,9 @@ from gateway import __version__
 from gateway.cli import manage, rights, tools
 from gateway.cli.bench import bench
 from gateway.cli.connect import connect
+from gateway.cli.first_commands import CONFIG, ConfigFile, add, init, serve
 from gateway.cli.remote import JsonOption, stdio
-from gateway.cli.starting import CONFIG, ConfigFile, add, init, serve
-from gateway.cli.terminal import fail, note, show_json, show_table, working
+from gateway.cli.terminal import fail, note, show_json, show_spinner, show_table
 from gateway.errors import ConfigInvalid, GatewayError
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ for command in (serve, init, add):  # they are listed first
 
 def _load(config: Path, level: int = logging.INFO) -> Any:
     """The settings in a file; events are logged from this level on."""
-    from gateway.config.reading import read_settings
+    from gateway.config.file import read_settings
     from gateway.telemetry import set_up
 
     set_up(level)
@@ -84,7 +84,7 @@ def check(
         show_table(rows, columns, words, status="Was", outcome="Would be", reason="Why")
         print(words)
         return
-    with working("Reading what the configuration names"):
+    with show_spinner("Reading what the configuration names"):
         warnings = asyncio.run(find_problems(settings, config.resolve()))
     if as_json:
         rows = [{"where": where, "message": message} for where, message in warnings]
@@ -153,7 +153,7 @@ def inspect(
     # The configuration, where there is one, says where we may go and names connections.
     settings = _load(config, logging.WARNING) if config.exists() else Settings()
     try:
-        with working(f"Reading {what}"):
+        with show_spinner(f"Reading {what}"):
             report = asyncio.run(preview(what, kind, settings, config.resolve().parent))
     except GatewayError as error:
         if as_json:
@@ -188,7 +188,7 @@ def discover(
     if connection and connection not in servers:
         fail(f"{connection} is not an MCP server here; known: {', '.join(servers) or 'none'}", 2)
     chosen = {connection: servers[connection]} if connection else servers
-    with working(f"Asking {', '.join(chosen)}"):
+    with show_spinner(f"Asking {', '.join(chosen)}"):
         reports = asyncio.run(look_at_servers(settings, config.parent, chosen))
     if not reports:
         note("There is no MCP server in the configuration, so there is nothing to discover.")
@@ -211,7 +211,7 @@ def doctor(config: ConfigFile = CONFIG, as_json: JsonOption = False) -> None:
     from gateway.telemetry import set_up
 
     set_up(logging.CRITICAL)
-    with working("Looking at what the gateway stands on"):
+    with show_spinner("Looking at what the gateway stands on"):
         findings, code = examine(config)
     show_json(report(findings)) if as_json else print(*(each.line for each in findings), sep="\n")
     raise typer.Exit(code)

@@ -31,16 +31,16 @@ def _id_argument(path: str, by: str = "id", **query: str) -> Any:
     return typer.Argument(help=words, autocompletion=completes(path, by, **query))
 
 
-Name = Annotated[
+ConnectionName = Annotated[
     str, typer.Argument(help="The connection's name.", autocompletion=connection_names)
 ]
-Credential = Annotated[str, _id_argument("/credentials", "connection")]
-Approval = Annotated[str, _id_argument("/approvals")]
-StandingGrant = Annotated[str, _id_argument("/standing-grants")]
-Grant = Annotated[str, _id_argument("/grants")]
-Change = Annotated[str, _id_argument("/changes", status="held")]
-Execution = Annotated[str, _id_argument("/executions")]
-Status = Literal[
+CredentialConnection = Annotated[str, _id_argument("/credentials", "connection")]
+ApprovalId = Annotated[str, _id_argument("/approvals")]
+StandingGrantId = Annotated[str, _id_argument("/standing-grants")]
+GrantId = Annotated[str, _id_argument("/grants")]
+ChangeId = Annotated[str, _id_argument("/changes", status="held")]
+ExecutionId = Annotated[str, _id_argument("/executions")]
+StatusFilter = Literal[
     "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
 ]
 
@@ -62,7 +62,7 @@ def list_connections(gateway: Remote) -> None:
 
 
 @remote_command(connections, "show")
-def show_connection(gateway: Remote, name: Name) -> None:
+def show_connection(gateway: Remote, name: ConnectionName) -> None:
     """Show one connection: its state, its settings with secrets masked, and its problems.
 
     Example: `gateway connections show shop`
@@ -74,7 +74,7 @@ def show_connection(gateway: Remote, name: Name) -> None:
 @remote_command(connections, "put")
 def put_connection(
     gateway: Remote,
-    name: Name,
+    name: ConnectionName,
     settings: Annotated[list[str], typer.Argument(help="key=value …, or one JSON object.")],
     dry_run: Annotated[bool, typer.Option(help="Only show what it would give.")] = False,
 ) -> None:
@@ -114,7 +114,7 @@ def refresh_connections(
 
 
 @remote_command(connections, "delete")
-def delete_connection(gateway: Remote, name: Name) -> None:
+def delete_connection(gateway: Remote, name: ConnectionName) -> None:
     """Delete a connection that was put.
 
     Example: `gateway connections delete shop`
@@ -148,7 +148,7 @@ def list_approvals(gateway: Remote) -> None:
 @remote_command(approvals, "approve")
 def approve(
     gateway: Remote,
-    id: Approval,
+    id: ApprovalId,
     always: Annotated[
         bool, typer.Option(help="Also for later calls of this session, or of this client.")
     ] = False,
@@ -165,7 +165,7 @@ def approve(
 
 
 @remote_command(approvals, "deny")
-def deny(gateway: Remote, id: Approval) -> None:
+def deny(gateway: Remote, id: ApprovalId) -> None:
     """Refuse a call.
 
     Example: `gateway approvals deny 01a1…`
@@ -205,7 +205,7 @@ def list_grants(gateway: Remote) -> None:
 
 
 @remote_command(approvals, "revoke")
-def revoke_grant(gateway: Remote, id: StandingGrant) -> None:
+def revoke_grant(gateway: Remote, id: StandingGrantId) -> None:
     """End what is always allowed: the next call is asked about again.
 
     Example: `gateway approvals revoke 01a1…`
@@ -228,7 +228,7 @@ def list_oauth_grants(gateway: Remote) -> None:
 
 
 @remote_command(grants, "revoke")
-def revoke_oauth_grant(gateway: Remote, id: Grant) -> None:
+def revoke_oauth_grant(gateway: Remote, id: GrantId) -> None:
     """End what a client was given: it has to ask its person again.
 
     Example: `gateway grants revoke 01a1…`
@@ -253,7 +253,7 @@ def list_credentials(gateway: Remote) -> None:
 @remote_command(credentials, "put")
 def put_credential(
     gateway: Remote,
-    name: Credential,
+    name: CredentialConnection,
     username: Annotated[str, typer.Option(help="For a connection that takes a password.")] = "",
 ) -> None:
     """Give a key, token or password of your own, for your calls alone; it is read from stdin.
@@ -268,7 +268,7 @@ def put_credential(
 
 
 @remote_command(credentials, "sign-in")
-def sign_in(gateway: Remote, name: Credential) -> None:
+def sign_in(gateway: Remote, name: CredentialConnection) -> None:
     """Sign in to a connection as yourself: a terminal opens the browser; waits until you are back.
 
     Example: `gateway credentials sign-in github`
@@ -293,7 +293,7 @@ def _signed_in_at(gateway: Remote, name: str) -> float | None:
 
 
 @remote_command(credentials, "delete")
-def delete_credential(gateway: Remote, name: Credential) -> None:
+def delete_credential(gateway: Remote, name: CredentialConnection) -> None:
     """Sign out of a connection: what you gave is forgotten, and its provider told.
 
     Example: `gateway credentials delete github`
@@ -317,7 +317,7 @@ def list_changes(gateway: Remote) -> None:
 
 
 @remote_command(changes, "accept")
-def accept_change(gateway: Remote, id: Change) -> None:
+def accept_change(gateway: Remote, id: ChangeId) -> None:
     """Serve a held change.
 
     Example: `gateway changes accept 01a1…`
@@ -327,7 +327,7 @@ def accept_change(gateway: Remote, id: Change) -> None:
 
 
 @remote_command(changes, "reject")
-def reject_change(gateway: Remote, id: Change) -> None:
+def reject_change(gateway: Remote, id: ChangeId) -> None:
     """Keep serving what was there before a held change.
 
     Example: `gateway changes reject 01a1…`
@@ -342,7 +342,7 @@ def reject_change(gateway: Remote, id: Change) -> None:
 @remote_command(executions, "list")
 def list_executions(
     gateway: Remote,
-    status: Annotated[Status | None, typer.Option(help="Only in this state.")] = None,
+    status: Annotated[StatusFilter | None, typer.Option(help="Only in this state.")] = None,
     tool: Annotated[
         str | None, typer.Option(help="Only of this tool.", autocompletion=tool_names)
     ] = None,
@@ -371,7 +371,7 @@ def _duration(execution: dict[str, Any]) -> str:
 
 
 @remote_command(executions, "show")
-def show_execution(gateway: Remote, id: Execution) -> None:
+def show_execution(gateway: Remote, id: ExecutionId) -> None:
     """Show one call with its arguments and its result.
 
     Example: `gateway executions show 01a1…`

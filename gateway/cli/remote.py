@@ -34,7 +34,7 @@ import orjson
 import typer
 
 from gateway import __version__
-from gateway.cli.terminal import age, fail, note, shorten, show_json, show_table, working
+from gateway.cli.terminal import age, fail, note, shorten, show_json, show_spinner, show_table
 from gateway.limits import (
     BRIDGE_CALL_SECONDS,
     COMMAND_SECONDS,
@@ -218,7 +218,7 @@ class Remote:
                 return answer.status, last
 
         try:
-            with working(f"Waiting for {self.base}") if on_progress is None else nullcontext():
+            with show_spinner(f"Waiting for {self.base}") if on_progress is None else nullcontext():
                 status, raw = asyncio.run(exchange())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = next(words for kind, words in REASONS if isinstance(error, kind))
@@ -325,7 +325,7 @@ def segment(name: str) -> str:
 
 # --- standard input and output ------------------------------------------------------------------
 
-Message = dict[str, Any] | list[Any]  # a list is a batch, which one version of MCP has
+RpcBody = dict[str, Any] | list[Any]  # a list is a batch, which one version of MCP has
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
@@ -370,14 +370,14 @@ class Bridge:
             await asyncio.wait([stream])
         await self._end_session()
 
-    async def _carry(self, message: Message) -> None:
+    async def _carry(self, message: RpcBody) -> None:
         try:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._answer_failure(message, f"the gateway can't be reached: {type(error).__name__}")
 
-    async def _post(self, message: Message) -> None:
+    async def _post(self, message: RpcBody) -> None:
         single = message if isinstance(message, dict) else {}
         headers = {**self._session, **_routing_headers(single)}
         async with self._http.post(self._url, json=message, headers=headers) as answer:
@@ -428,7 +428,7 @@ class Bridge:
                 async with asyncio.timeout(2):
                     await self._http.delete(self._url, headers=self._session)
 
-    def _read_line(self, line: bytes) -> Message | None:
+    def _read_line(self, line: bytes) -> RpcBody | None:
         """The message or batch in a line; None: there is none, and the client got an error."""
         code, reason = -32700, "Parse error"
         with suppress(orjson.JSONDecodeError):
@@ -440,7 +440,7 @@ class Bridge:
             self._write_error(None, code, reason)
         return None
 
-    def _answer_failure(self, message: Message, reason: str) -> None:
+    def _answer_failure(self, message: RpcBody, reason: str) -> None:
         for request in message if isinstance(message, list) else [message]:
             if isinstance(request, dict) and "id" in request and "method" in request:
                 self._write_error(request["id"], -32603, reason)
@@ -450,7 +450,7 @@ class Bridge:
     def _write_error(self, id: Any, code: int, message: str) -> None:
         self._write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
 
-    def _write(self, message: Message) -> None:
+    def _write(self, message: RpcBody) -> None:
         with suppress(BrokenPipeError):  # the client is gone, and its input ends next
             self._out.write(orjson.dumps(message) + b"\n")
             self._out.flush()

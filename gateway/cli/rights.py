@@ -32,10 +32,10 @@ def _known_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return completes(f"/{kind}", "name")(ctx, incomplete)
 
 
-Name = Annotated[
+RightName = Annotated[
     str, typer.Argument(help="Its name; a route's is WORKFLOW/ROLE.", autocompletion=_known_names)
 ]
-Values = Annotated[list[str] | None, typer.Argument(help="key=value …, or one JSON object.")]
+KeyValues = Annotated[list[str] | None, typer.Argument(help="key=value …, or one JSON object.")]
 
 
 def _commands(kind: str, purpose: str, columns: str, example: str) -> typer.Typer:
@@ -49,21 +49,21 @@ def _commands(kind: str, purpose: str, columns: str, example: str) -> typer.Type
         empty = f"There is none.\n`gateway {kind} put {example}` makes one."
         gateway.show(found, lambda: show_table(rows, all_columns, empty))
 
-    def show(gateway: Remote, name: Name) -> None:
+    def show(gateway: Remote, name: RightName) -> None:
         found = gateway.rest("GET", _path(kind, name))
         gateway.show(found, lambda: show_details(found))
 
     def put(
         gateway: Remote,
-        name: Name,
-        settings: Values = None,
+        name: RightName,
+        settings: KeyValues = None,
         dry_run: Annotated[bool, typer.Option(help="Only show who would see what.")] = False,
     ) -> None:
         query = {"dry_run": "true"} if dry_run else None
         answer = gateway.rest("PUT", _path(kind, name), parse_arguments(settings or []), query)
         gateway.show(answer, lambda: _print_plan(answer) if dry_run else _print_put(answer))
 
-    def delete(gateway: Remote, name: Name) -> None:
+    def delete(gateway: Remote, name: RightName) -> None:
         gateway.act("DELETE", _path(kind, name), "{name} is deleted")
 
     words: dict[str, tuple[Callable[..., None], str, str]] = {

@@ -1,4 +1,4 @@
-"""How commands speak to a person: tables that fit the terminal, times as ages, spinners and bars.
+"""Prints for a person at a terminal: tables that fit it, times as ages, spinners and bars.
 
 A table is as wide as the terminal: ids are cut to a start that no other id has, texts end in an
 ellipsis, and the last columns are left out where there is no room. Elsewhere everything is printed
@@ -52,7 +52,7 @@ STYLES = {word: colour for colour, words in COLOURS.items() for word in words.sp
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what could move a terminal's cursor
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 Tell = Callable[[str], None]
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -63,15 +63,15 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 def note(message: str) -> None:
     """Prints a message to standard error, beside the output."""
-    print(plain(message), file=sys.stderr, flush=True)
+    print(strip_controls(message), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
     """Prints an upstream's text, which a terminal must not take for control codes."""
-    print(plain(text) if sys.stdout.isatty() else text)
+    print(strip_controls(text) if sys.stdout.isatty() else text)
 
 
-def plain(text: str) -> str:
+def strip_controls(text: str) -> str:
     """A text without control characters."""
     return UNSAFE.sub("�", text)
 
@@ -90,7 +90,7 @@ def console_of(stderr: bool = False, width: int | None = None) -> Console:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def show_table(rows: Iterable[Row], columns: str, empty: str = "", **titles: str) -> None:
+def show_table(rows: Iterable[RowValues], columns: str, empty: str = "", **titles: str) -> None:
     """Prints rows as a table; its first columns are the most important."""
     items, is_tty = list(rows), sys.stdout.isatty()
     if not items:
@@ -146,7 +146,7 @@ def _cell(name: str, value: Any, is_tty: bool) -> str:
         return age(value) if is_tty else local_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return plain(" ".join(as_text(value).split()))
+    return strip_controls(" ".join(as_text(value).split()))
 
 
 def as_text(value: Any) -> str:
@@ -154,7 +154,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def show_details(item: Row) -> None:
+def show_details(item: RowValues) -> None:
     """Prints an item key by key; empty values are left out."""
     for key, value in item.items():
         if value is None or value in ("", [], {}):
@@ -204,9 +204,10 @@ def span(seconds: float) -> str:
 
 
 @contextmanager
-def working(words: str) -> Iterator[None]:
+def show_spinner(words: str) -> Iterator[None]:
     """A spinner on a terminal while work takes longer than a moment."""
-    status = console_of(stderr=True).status(Text(plain(words)))  # no markup: names have brackets
+    # No markup: names have brackets.
+    status = console_of(stderr=True).status(Text(strip_controls(words)))
     timer = threading.Timer(MOMENT_SECONDS / 2, status.start if sys.stderr.isatty() else int)
     timer.daemon = True
     timer.start()

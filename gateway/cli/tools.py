@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from gateway.cli.remote import CLIENT, OnProgress, Remote, completes, in_commands, remote_command
-from gateway.cli.terminal import console_of, fail, note, plain, say, show_table, span
+from gateway.cli.terminal import console_of, fail, note, say, show_table, span, strip_controls
 from gateway.naming import token_cost
 
 top = typer.Typer()  # its commands stand beside `gateway serve`
@@ -94,7 +94,7 @@ def _show_waiting(gateway: Remote) -> Iterator[OnProgress]:
 
     def on_progress(progress: dict[str, Any]) -> None:
         nonlocal time_left, approval
-        words = plain(progress.get("message", ""))
+        words = strip_controls(progress.get("message", ""))
         if match := APPROVAL_ID.search(words):
             time_left = span(progress["total"] - progress["progress"])
             if not approval:

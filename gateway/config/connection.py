@@ -252,7 +252,7 @@ class Connection(Table):
 
     @property
     def address(self) -> str:
-        """Where calls go, as far as settings say: credentials for one address are for no other."""
+        """The address of calls by the settings: credentials for one address are for no other."""
         keys = ("url", "base_url", "spec", "manifest", "region", "resource_id", "api")
         parts = (getattr(self, key, None) for key in keys)
         return " ".join([self.kind, *(each for each in parts if each and len(each) < 2000)])

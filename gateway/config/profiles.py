@@ -19,7 +19,7 @@ from gateway.config.settings import Profile, Results
 from gateway.limits import CHARS_A_TOKEN
 
 SHIPPED = Path(__file__).with_name("clients.toml")
-Form = Literal["full", "bare", "plain"]  # of a tool's entry: bare is without its output schema
+Format = Literal["full", "bare", "plain"]  # of a tool's entry: bare is without its output schema
 
 
 class ShippedProfile(Profile):
@@ -31,9 +31,9 @@ class ShippedProfile(Profile):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a client of a profile is served: looked up for each request."""
+    """The way a client of a profile is served: looked up for each request."""
 
-    form: Form
+    form: Format
     results: Results
     page_tools: int | None
     max_output_chars: int | None
@@ -47,7 +47,7 @@ def profiles_of(configured: Mapping[str, Profile]) -> Iterator[tuple[str, Profil
 
 
 def find_serving(configured: Mapping[str, Profile], client: str) -> Serving:
-    """How a client is served that calls itself `name/version`."""
+    """The serving of a client that calls itself `name/version`."""
     name = client.rpartition("/")[0].lower()
     fitting = (each for _, each in profiles_of(configured) if name and _fits(name, each))
     return serving_of(next(fitting, Profile()))
@@ -59,7 +59,7 @@ def _fits(name: str, profile: Profile) -> bool:
 
 def serving_of(profile: Profile) -> Serving:
     """The serving that a profile asks for."""
-    form: Form = "bare" if profile.results == "text" else "full"
+    form: Format = "bare" if profile.results == "text" else "full"
     tokens = profile.max_output_tokens
     return Serving(
         "plain" if profile.schema_ == "plain" else form,

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from gateway.config.connection import RateLimitTable, Table
-from gateway.config.reading import describe, keys_of
+from gateway.config.file import describe, keys_of
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.model import (
     ACCESS_OF_METHOD,
@@ -41,19 +41,19 @@ from gateway.model import (
 from gateway.naming import did_you_mean, override_for, unmatched_patterns
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
-Schema = dict[str, Any]
+SchemaObject = dict[str, Any]
 
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^\s{}?#]*)?", re.ASCII)
 _RESERVED_HEADERS = OWN_HEADERS | {"authorization", "content-type"}
 
-Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+HttpMethod = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
-Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
-Words = Annotated[str, Field(min_length=1)]
+SchemaKind = Literal["string", "integer", "number", "boolean", "array", "object"]
+Sentence = Annotated[str, Field(min_length=1)]
 # Below 2**53, so that no JSON reader has to round.
 Number = Annotated[int | float, Field(gt=-(2**53), lt=2**53, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+WholeNumber = Annotated[int, Field(ge=0, lt=2**53)]
 Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
 Problems = Iterator[tuple[str, str]]  # key, and the reason
 
@@ -61,7 +61,7 @@ Problems = Iterator[tuple[str, str]]  # key, and the reason
 class Value(Table):
     """The rules for the value of an argument, or of a part of an argument."""
 
-    type: Kind = "string"
+    type: SchemaKind = "string"
     required: bool = False
     description: str = ""
     enum: Annotated[tuple[Any, ...], Field(strict=False)] | None = None
@@ -69,10 +69,10 @@ class Value(Table):
     format: str | None = None
     minimum: Number | None = None
     maximum: Number | None = None
-    min_length: Count | None = None
-    max_length: Count | None = None
-    min_items: Count | None = None
-    max_items: Count | None = None
+    min_length: WholeNumber | None = None
+    max_length: WholeNumber | None = None
+    min_items: WholeNumber | None = None
+    max_items: WholeNumber | None = None
     items: Value | None = None
     properties: dict[str, Value] = Field(default_factory=dict)
     open: bool = False  # an object that may have properties beyond those named
@@ -105,7 +105,7 @@ def _is_of_type(item: Any, kind: str) -> bool:
 class Param(Value):
     """A value outside the body."""
 
-    name: Words
+    name: Sentence
     place: Literal["path", "query", "header"] = Field(alias="in", default="query")
     argument: str | None = None  # the name that the agent sees, if not the one on the wire
     explode: bool = False  # an array as name=a&name=b; else name=a,b
@@ -144,10 +144,10 @@ class Entry(Table):
     """One operation of the provider."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$")]
-    method: Method
+    method: HttpMethod
     path: Path
-    title: Words
-    description: Words
+    title: Sentence
+    description: Sentence
     access: Access | None = None
     risk: Risk | None = None
     params: Annotated[tuple[Param, ...], Field(strict=False)] = ()
@@ -183,7 +183,7 @@ class Entry(Table):
                 yield "params", f"{name!r} is in the path, but {self.path} has no {{{name}}}"
 
 
-class Auth(Table):
+class ManifestAuth(Table):
     """How a caller signs in to the provider."""
 
     types: Annotated[tuple[AuthType, ...], Field(strict=False)]
@@ -196,13 +196,13 @@ class Regions(Table):
     """Texts that take the place of `{region}` in the base URL."""
 
     default: str
-    values: dict[str, Words]
+    values: dict[str, Sentence]
 
 
 class OnBehalfOf(Table):
     """Where the provider wants to be told which of its users a write is made for."""
 
-    name: Words
+    name: Sentence
     place: Literal["header", "query"] = Field(alias="in")
 
 
@@ -217,12 +217,12 @@ class Manifest(Table):
     """One provider."""
 
     provider: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
-    display_name: Words
-    category: Words
-    base_url: Words
-    api_version: Words
+    display_name: Sentence
+    category: Sentence
+    base_url: Sentence
+    api_version: Sentence
     documentation: str = ""
-    auth: Auth
+    auth: ManifestAuth
     regions: Regions | None = None
     on_behalf_of: OnBehalfOf | None = None
     rate_limit: RateLimitTable | None = None
@@ -420,16 +420,16 @@ def _problems(manifest: Manifest, source: Source) -> Iterator[Problem]:
 # --- the OpenAPI document -------------------------------------------------------------------------
 
 
-def _document(manifest: Manifest, source: Source, entries: Sequence[Entry]) -> Schema:
-    paths: dict[str, Schema] = {}
+def _document(manifest: Manifest, source: Source, entries: Sequence[Entry]) -> SchemaObject:
+    paths: dict[str, SchemaObject] = {}
     for entry in entries:
         paths.setdefault(entry.path, {})[entry.method.lower()] = _operation(manifest, source, entry)
     info = {"title": manifest.display_name, "version": manifest.api_version}
     return {"openapi": "3.0.3", "info": info, "paths": paths}
 
 
-def _operation(manifest: Manifest, source: Source, entry: Entry) -> Schema:
-    operation: Schema = {
+def _operation(manifest: Manifest, source: Source, entry: Entry) -> SchemaObject:
+    operation: SchemaObject = {
         "operationId": entry.id,
         "summary": entry.title,
         "description": _operation_text(manifest, entry),
@@ -456,7 +456,7 @@ def _operation_text(manifest: Manifest, entry: Entry) -> str:
     return " ".join(part for part in (entry.description, returns, paging) if part)
 
 
-def _parameter(param: Param) -> Schema:
+def _parameter(param: Param) -> SchemaObject:
     return {
         "name": param.name,
         "in": param.place,
@@ -467,7 +467,7 @@ def _parameter(param: Param) -> Schema:
     }
 
 
-def _constants(manifest: Manifest, entry: Entry, source: Source) -> Iterator[Schema]:
+def _constants(manifest: Manifest, entry: Entry, source: Source) -> Iterator[SchemaObject]:
     """The values that the agent doesn't see: fixed headers, and the user a write is made for."""
     fixed = [(name, "header", value) for name, value in manifest.headers.items()]
     if entry.requires_on_behalf_of and (behalf := manifest.on_behalf_of) is not None:
@@ -481,7 +481,7 @@ _KEYS = "description enum default format minimum maximum min_length max_length m
 _KEYWORDS = {key: to_camel(key) for key in _KEYS.split()}
 
 
-def _schema(value: Value) -> Schema:
+def _schema(value: Value) -> SchemaObject:
     pairs = ((keyword, getattr(value, key)) for key, keyword in _KEYWORDS.items())
     schema = {keyword: setting for keyword, setting in pairs if setting not in (None, "")}
     if value.items is not None:
@@ -489,7 +489,7 @@ def _schema(value: Value) -> Schema:
     return {"type": value.type, **schema, **(_object(value) if value.type == "object" else {})}
 
 
-def _object(value: Value | EntryBody) -> Schema:
+def _object(value: Value | EntryBody) -> SchemaObject:
     properties = value.properties
     return {
         "type": "object",

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from starlette.responses import RedirectResponse, Response
 
-from gateway.config.profiles import Form, ShippedProfile, profiles_of, serving_of
+from gateway.config.profiles import Format, ShippedProfile, profiles_of, serving_of
 from gateway.console.pages import (
     Visit,
     choose_rows,
@@ -34,7 +34,7 @@ from gateway.policy.access import may_know
 from gateway.policy.view import bundles_of
 from gateway.web import credentials, rest
 from gateway.web.access import addresses, claims_roles, known_principals, view_as
-from gateway.web.shown import access_row
+from gateway.web.display import access_row
 
 RULES = ("allowed", "confirm", "blocked")
 
@@ -93,7 +93,7 @@ def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
     """A row per client profile: what it changes in the tools sent to the visitor's clients."""
     tools, rows = visit.inquiry.view.direct.values(), []
     clients = visit.snapshot.settings.clients
-    costs = {form: sum(listed_tokens(tool, form) for tool in tools) for form in get_args(Form)}
+    costs = {form: sum(listed_tokens(tool, form) for tool in tools) for form in get_args(Format)}
     for name, profile in profiles_of(clients):
         serving = serving_of(profile)
         rows.append(

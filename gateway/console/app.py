@@ -44,24 +44,11 @@ from gateway.console.pages import (
     render,
 )
 from gateway.errors import Broken, GatewayError, NotFound, Unauthenticated
-from gateway.limits import (
-    FORM_BYTES,
-    LIVE_SECONDS,
-    MAX_BODY_BYTES,
-    MOMENT_SECONDS,
-    PING_SECONDS,
-)
+from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS, PING_SECONDS
 from gateway.store.cluster import newest_ids
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import (
-    PAGE_HEADERS,
-    Form,
-    Say,
-    check_origin,
-    event_frame,
-    read_form,
-)
+from gateway.web.guard import PAGE_HEADERS, Form, Say, check_origin, event_frame, read_form
 from gateway.web.identity import (
     COOKIE,
     ConsoleSession,
@@ -76,7 +63,7 @@ log = structlog.get_logger("gateway.console")
 
 STATIC = Path(__file__).parent / "static"
 
-Handler = Callable[[Visit], Awaitable[Response]]
+PageHandler = Callable[[Visit], Awaitable[Response]]
 # What an open page depends on: the newest of the ledger and of the catalog first.
 Inputs = tuple[int, int, int, int, str | None, float]
 # The function with the values of a page, and the ids of its moving parts; each has a template.
@@ -91,7 +78,7 @@ async def _sign_out(visit: Visit) -> Response:
     return response
 
 
-PAGES: Mapping[str, Handler] = {
+PAGES: Mapping[str, PageHandler] = {
     "": calls.overview,
     "/connections": connections.connections,
     "/connections/new": connections.new,
@@ -113,7 +100,7 @@ LIVE: Mapping[str, Live] = {
     "/approvals": (cards.approvals_values, "cards feed grants"),
     "/executions/{id}": (executions.execution_values, "execution"),
 }
-ACTIONS: Mapping[str, Handler] = {
+ACTIONS: Mapping[str, PageHandler] = {
     "/connections": connections.put,
     "/connections/preview": connections.preview,
     "/connections/{name}/refresh": connections.refresh,
@@ -192,10 +179,10 @@ class Console:
         # A page that failed is open too, and wants to know when its gateway is back.
         return [*routes, Route("/console/events{path:path}", partial(self._open_stream, None))]
 
-    async def _answer_page(self, answer: Handler, request: Request) -> Response:
+    async def _answer_page(self, answer: PageHandler, request: Request) -> Response:
         return await answer(await self._visit(request))
 
-    async def _take_form(self, answer: Handler, request: Request) -> Response:
+    async def _take_form(self, answer: PageHandler, request: Request) -> Response:
         check_origin(request)
         session = await self._session(request)
         form = await read_form(request, FORM_BYTES)
@@ -342,7 +329,7 @@ class _OpenPage:
         return True
 
     async def _read_inputs(self, visit: Visit) -> Inputs:
-        """What a page depends on: while that is the same, the page is rarely rendered."""
+        """The values a page depends on: while they are the same, the page is rarely rendered."""
         backend, problem = visit.backend, visit.backend.health.config_problem
         db, (contact, _) = visit.gateway.db, backend.contacts.get(visit.principal.name, (0.0, b""))
         (ledger, stored), news = await newest_ids(db), self.feed.news

@@ -19,15 +19,7 @@ from starlette.responses import Response
 
 from gateway.catalog.snapshot import ConnectionState
 from gateway.console.charts import percentile, spark
-from gateway.console.pages import (
-    Navigation,
-    Visit,
-    clip,
-    navigation,
-    newest_calls,
-    page,
-    plural,
-)
+from gateway.console.pages import Navigation, Visit, clip, navigation, newest_calls, page, plural
 from gateway.limits import MAX_TOLD_ITEMS
 from gateway.model import Tool
 from gateway.store import figures
@@ -66,7 +58,7 @@ async def overview_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What happened in the last sixty minutes."""
+    """The calls of the last sixty minutes, as figures."""
 
     by_minute: tuple[int, ...]
     errors: int
@@ -114,7 +106,7 @@ def sum_hour(counts: Sequence[figures.Count], seconds: Sequence[float]) -> Hour:
 
 
 def client_name(text: str) -> str:
-    """What a client calls itself, without its version."""
+    """The name that a client gives itself, without its version."""
     return text.rpartition("/")[0][:40] or text[:40] or "unnamed client"
 
 

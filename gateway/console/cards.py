@@ -27,7 +27,7 @@ from gateway.limits import MAX_TOLD_ITEMS, MOMENT_SECONDS, PAGE_ENTRIES
 from gateway.store.approvals import list_ended, list_open
 from gateway.store.tables import Approval
 from gateway.web import rest
-from gateway.web.shown import approval_row
+from gateway.web.display import approval_row
 
 WORDS = {
     "approve": "Approved {}",
@@ -83,7 +83,7 @@ def _card(visit: Visit, approval: Approval) -> dict[str, Any]:
 
 
 def _ending(approval: Approval) -> str:
-    """How the wait ended, and by whose decision."""
+    """The words for how the wait of a call ended, and by whose decision."""
     if approval.decided_by is None:
         withdrawn = "Withdrawn: the tool or its caller changed"
         return withdrawn if approval.status == "void" else "Nobody answered in time"

@@ -229,7 +229,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisibleFigures:
     """The figures that one visitor may see; counts are cached for all visitors."""
 
     inquiry: Inquiry
@@ -369,7 +369,7 @@ def _add_rest(
 
 
 def duration(milliseconds: float | None) -> str:
-    """How long something took."""
+    """A number of seconds in words."""
     if milliseconds is None:
         return "–"
     if milliseconds < 1000:

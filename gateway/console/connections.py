@@ -53,10 +53,10 @@ from gateway.store.catalog import list_changes
 from gateway.store.secrets import Seal
 from gateway.store.tables import Change
 from gateway.web import own_tools, rest
+from gateway.web.display import azure_resource, change_row, tool_row
 from gateway.web.gateway import Gateway
 from gateway.web.guard import PAGE_HEADERS
 from gateway.web.rest import error_status
-from gateway.web.shown import azure_resource, change_row, tool_row
 
 log = structlog.get_logger("gateway.console")
 
@@ -67,7 +67,7 @@ async def connections(visit: Visit) -> Response:
     chosen = choose_rows(nav.connections, filter, "name", "display_name", "kind", "host")
     columns = ("display_name", "status", "tools", "tokens", "last_refresh")
     rows, sort = sort_rows(visit, chosen, filter, *columns)
-    lines = await visit.sight.lines("connection", [row["name"] for row in rows])
+    lines = await visit.figures.lines("connection", [row["name"] for row in rows])
     return await list_page(
         visit, "connections.html", "Connections", rows, filter, nav=nav, lines=lines, sort=sort
     )
@@ -81,7 +81,9 @@ async def connection(visit: Visit) -> Response:
         return file
     files = file_links(visit, values["filter"])
     title = clip(values["connection"]["display_name"], 60)
-    charts = await visit.sight.charts(visit.query("range"), connection=values["connection"]["name"])
+    charts = await visit.figures.charts(
+        visit.query("range"), connection=values["connection"]["name"]
+    )
     return await page(visit, "connection.html", title, nav, files=files, **values, **charts)
 
 
@@ -318,7 +320,7 @@ CONSENT = "/azure/consent/"
 
 
 def return_address(seal: Seal, public_url: str, id_: str) -> str:
-    """Where Azure sends the person who signed in for this resource, within the hour."""
+    """The address where Azure sends a person who signed in for this resource, for an hour."""
     note = seal.seal_values(CONSENT, id_, time.time() + 3600)
     return f"{public_url}{CONSENT}{note.rstrip('=')}"
 

@@ -25,8 +25,8 @@ from gateway.console.pages import (
 from gateway.limits import STORE_MANY_ROWS, TABLE_ROWS
 from gateway.store import figures
 from gateway.store.ledger import Filter
+from gateway.web.display import GOING_ON
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import GOING_ON
 
 FACETS = ("status", "connection", "tool", "principal")
 GROUPS = ("connection", "tool")
@@ -94,7 +94,7 @@ async def _histogram(
     columns = {name: filter[name] for name in ("status", "tool", "connection")}
     if visit.principal.admin:
         columns["principal"] = filter["principal"]
-    calls_filter = visit.sight.filter(**columns, idempotency_token=filter["token"])
+    calls_filter = visit.figures.filter(**columns, idempotency_token=filter["token"])
     calls_filter = replace(calls_filter, since=window.since, until=window.until)
 
     async def count() -> tuple[Counter[tuple[str, int]], Counter[tuple[str, int]]]:
@@ -102,7 +102,7 @@ async def _histogram(
         calls = await figures.count_by_time(db, calls_filter, step)
         return calls, await figures.count_by_time(db, calls_filter, step, failed=True)
 
-    calls, failed = await visit.sight.remember((calls_filter, window), count)
+    calls, failed = await visit.figures.remember((calls_filter, window), count)
     places = [("", place) for place in range(window.count)]
     series = {
         "calls": [calls[at] - failed[at] for at in places],
@@ -127,7 +127,7 @@ async def _facets(visit: Visit, filter: Filters) -> list[dict[str, Any]]:
     since = time.time() - RANGES.get(filter["since"], RANGES["7d"])
     calls_filter = Filter(principal=visit.only_principal, since=since)
     columns = FACETS if visit.principal.admin else FACETS[:-1]
-    cached, key = visit.sight.remember, ("facets", columns, visit.only_principal, filter["since"])
+    cached, key = visit.figures.remember, ("facets", columns, visit.only_principal, filter["since"])
     db = visit.gateway.db
     found = await cached(key, lambda: figures.newest_values(db, columns, calls_filter, TABLE_ROWS))
     facets = []
@@ -175,8 +175,8 @@ async def charts(visit: Visit) -> Response:
     filter = visit.filter("range", "by", "connection")
     filter["range"] = filter["range"] if filter["range"] in RANGES else "24h"
     filter["by"] = filter["by"] if filter["by"] in GROUPS else GROUPS[0]
-    calls_filter = visit.sight.filter(connection=filter["connection"])
-    found = await visit.sight.read(window_now(filter["range"]), filter["by"], calls_filter)
+    calls_filter = visit.figures.filter(connection=filter["connection"])
+    found = await visit.figures.read(window_now(filter["range"]), filter["by"], calls_filter)
     rows, sort = sort_rows(visit, [_chart_row(row, filter) for row in found.rows], filter, *SORTS)
     return await list_page(
         visit,

@@ -22,12 +22,12 @@ from pydantic import SecretStr
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import Auth, Connection, OAuth2Auth, secrets_of
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from gateway.errors import Fixable
 from gateway.limits import MAX_BODY_BYTES
 from gateway.model import Tool
+from gateway.web.display import MASK, host_of, masked_settings, masked_url
 from gateway.web.guard import Form
-from gateway.web.shown import MASK, host_of, masked_settings, masked_url
 
 # By kind: its name for people, and the key of its source.
 KINDS = {

@@ -26,7 +26,7 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway import __version__
 from gateway.catalog.snapshot import Snapshot
-from gateway.console.charts import Sight, duration, span_words
+from gateway.console.charts import VisibleFigures, duration, span_words
 from gateway.errors import Fixable
 from gateway.limits import (
     CODE_CHARS,
@@ -41,15 +41,15 @@ from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store import ledger
 from gateway.store.approvals import count_waiting
+from gateway.web.display import execution_event
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
 from gateway.web.identity import ConsoleSession, ConsoleSessions, Identity
 from gateway.web.own_tools import connection_rows
-from gateway.web.shown import execution_event
 from gateway.web.todo import Task
 from gateway.web.watch import Health
 
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -122,9 +122,9 @@ class Visit:
         return {name: self.query(name) for name in names}
 
     @property
-    def sight(self) -> Sight:
+    def figures(self) -> VisibleFigures:
         """The figures of the calls that the visitor may see."""
-        return Sight(self.inquiry, self.backend.figures)
+        return VisibleFigures(self.inquiry, self.backend.figures)
 
     def render(self, template: str, **values: Any) -> str:
         """A template with these values, the visitor's principal and the form token."""
@@ -141,7 +141,7 @@ def is_partial(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Navigation:
-    """What the navigation counts and lists at one moment."""
+    """The counts and lists of the console's navigation at one moment."""
 
     connections: list[dict[str, Any]]
     tools: int
@@ -173,8 +173,8 @@ def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
     }
 
 
-def _last_contact(visit: Visit) -> Row | None:
-    """When a client of the visitor last spoke here, for "Connect a client" to turn green."""
+def _last_contact(visit: Visit) -> RowValues | None:
+    """The last request of a client of the visitor: it turns "Connect a client" green."""
     contact = visit.backend.contacts.get(visit.principal.name)
     return contact and {"at": contact[0], "agent": contact[1].decode("utf-8", "replace")}
 
@@ -217,7 +217,7 @@ async def page(
 
 
 def mcp_url(visit: Visit) -> str:
-    """Where clients reach MCP: at the name this page was reached by, which was checked."""
+    """The address of MCP for clients, at this page's own host name, which was checked."""
     public, host = visit.backend.public_url, visit.request.headers.get("host", "")
     return f"{public if urlsplit(public).netloc == host else f'http://{host}'}/mcp"
 
@@ -226,7 +226,7 @@ async def list_page(
     visit: Visit,
     template: str,
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[RowValues],
     filter: Mapping[str, str],
     **values: Any,
 ) -> Response:
@@ -289,7 +289,7 @@ def choose_rows(
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """By which column a table is sorted, and where the heading of each column leads."""
+    """The column that a table is sorted by, and the link in each column's heading."""
 
     chosen: str
     down: bool
@@ -328,7 +328,7 @@ def file_links(visit: Visit, filter: Mapping[str, str]) -> dict[str, str]:
     return {name: link(visit.path, **filter, format=name) for name in FORMATS}
 
 
-def download(visit: Visit, name: str, rows: Sequence[Row], **extras: Any) -> Response | None:
+def download(visit: Visit, name: str, rows: Sequence[RowValues], **extras: Any) -> Response | None:
     """The rows in the format the address asks for; None: it asks for a page."""
     file_format = visit.query("format")
     if not file_format:
@@ -342,7 +342,7 @@ def download(visit: Visit, name: str, rows: Sequence[Row], **extras: Any) -> Res
     return Response(body, 200, {"content-disposition": "inline"}, "application/json")
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[RowValues]) -> str:
     """Rows as CSV; the first row names the columns."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")

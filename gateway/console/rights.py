@@ -28,7 +28,7 @@ from gateway.web.rights import (
     put_right,
 )
 
-Fields = dict[str, str]
+FormFields = dict[str, str]
 Values = dict[str, Any]
 
 MODES = ("direct", "meta", "auto")
@@ -105,7 +105,7 @@ async def _plan(visit: Visit, kind: RightKind) -> Values:
     return await foresee(visit.inquiry, plan_put(visit.inquiry, kind, name, values)[0])
 
 
-async def _page(visit: Visit, kind: RightKind, fields: Fields, **values: Any) -> Response:
+async def _page(visit: Visit, kind: RightKind, fields: FormFields, **values: Any) -> Response:
     settings, me = visit.snapshot.settings, visit.principal
     form_values: Values = {"plan": None, "error": None, **values}
     return await page(
@@ -143,7 +143,7 @@ async def _show_token(visit: Visit, name: str, token: str) -> Response:
 # --- between settings and fields ------------------------------------------------------------------
 
 
-def _fields_of(kind: RightKind, item: Mapping[str, Any] | None) -> Fields:
+def _fields_of(kind: RightKind, item: Mapping[str, Any] | None) -> FormFields:
     """The form's fields for an item; none for a new one."""
     if item is None:
         return {}

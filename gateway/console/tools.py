@@ -19,7 +19,7 @@ import orjson
 from starlette.responses import Response
 
 from gateway.calls.record import output_of
-from gateway.calls.redact import MASK
+from gateway.calls.redact import REDACTED
 from gateway.console.pages import (
     Sort,
     Visit,
@@ -40,8 +40,8 @@ from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, SEARCH_ENTRIES, TABLE_ROWS
 from gateway.model import Tool, json_bytes
 from gateway.policy.access import decide
+from gateway.web.display import tool_row
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import tool_row
 
 
 async def tools(visit: Visit) -> Response:
@@ -63,7 +63,7 @@ async def tools(visit: Visit) -> Response:
         "tools.html",
         "Tools",
         rows=[tool_row(tool, permissions) for tool in page_tools],
-        lines=await visit.sight.lines("tool", [tool.name for tool in page_tools]),
+        lines=await visit.figures.lines("tool", [tool.name for tool in page_tools]),
         sort=sort,
         total=total,
         start=start,
@@ -121,7 +121,7 @@ async def tool(visit: Visit) -> Response:
         tool=named_tool,
         decision=decide(named_tool, visit.snapshot.permissions),
         like=like,
-        masked=MASK.encode() in json_bytes(values),
+        masked=REDACTED.encode() in json_bytes(values),
         fields=fields,
         shown=open_fields,
         folded=folded,
@@ -131,7 +131,7 @@ async def tool(visit: Visit) -> Response:
         schema=schema,
         output=orjson.loads(named_tool.output_schema) if named_tool.output_schema else None,
         written=orjson.dumps(values, option=orjson.OPT_INDENT_2).decode() if values else "",
-        **await visit.sight.charts(visit.query("range"), tool=named_tool.name),
+        **await visit.figures.charts(visit.query("range"), tool=named_tool.name),
     )
 
 

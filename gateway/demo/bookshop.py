@@ -21,13 +21,13 @@ from starlette.routing import Route
 
 from gateway.config.connection import OpenApiConnection
 
-Words = Annotated[str, Meta(min_length=1, max_length=200)]
+ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Book(Struct, frozen=True, forbid_unknown_fields=True):
     id: int
-    title: Words
-    author: Words
+    title: ShortText
+    author: ShortText
     genre: Literal["fiction", "history", "science", "poetry", "children"] = "fiction"
     year: Annotated[int, Meta(ge=0, le=3000)] = 2000
     price: Annotated[float, Meta(ge=0, lt=1_000_000)] = 10.0

@@ -34,8 +34,8 @@ from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, NAME_CHARS
+from gateway.mcp.client_lists import Listings
 from gateway.mcp.era_2025 import CLIENT_SPOKE, Era2025
-from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -50,10 +50,10 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.methods import (
     SERVER_INFO,
-    Core,
     Exchange,
     RequestStopped,
     RpcRequest,
+    SharedParts,
     client_name,
     find_method,
     rpc_error,
@@ -61,9 +61,9 @@ from gateway.mcp.methods import (
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import WISH_MADE, ClientStream
 from gateway.model import json_bytes, json_value
+from gateway.store.client_lists import LISTED
 from gateway.store.cluster import SESSION_ENDED, Signals, load_wishes
 from gateway.store.database import Database
-from gateway.store.listed import LISTED
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
@@ -108,7 +108,7 @@ class McpEndpoint:
         self._db = db
         pass_through = PassThrough(gateway, identity, requests, db)
         self.streams = pass_through.streams
-        self._core = Core(gateway, identity, pass_through, Listings(db))
+        self._core = SharedParts(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what that client calls itself.
         self.contacts: dict[str, tuple[float, bytes]] = {}
@@ -260,7 +260,7 @@ _ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 class Era2026:
     """The requests of clients that repeat their name and capabilities in each request."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: SharedParts) -> None:
         self._core = core
 
     async def post(self, exchange: Exchange, value: object) -> None:

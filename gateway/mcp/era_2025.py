@@ -40,10 +40,10 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.methods import (
     SERVER_INFO,
-    Core,
     Exchange,
     RequestStopped,
     RpcRequest,
+    SharedParts,
     client_name,
     client_of,
     find_method,
@@ -74,7 +74,7 @@ _EVENT_ID = re.compile(r"view-([0-9A-Za-z]{1,128})")
 
 @dataclass(frozen=True, slots=True)
 class SealedSession:
-    """What client and gateway agreed on in their handshake."""
+    """The terms that a client and the gateway agreed on in their handshake."""
 
     id: str
     principal: str
@@ -94,7 +94,7 @@ class SealedSessions:
         self._sessions: LRUCache[bytes, SealedSession] = LRUCache(MAX_REMEMBERED)
 
     def __len__(self) -> int:
-        """How many sessions that are not over this process has lately heard from."""
+        """The number of open sessions that this process has heard from lately."""
         return sum(session.expires > self._clock() for session in self._sessions.values())
 
     def create(
@@ -138,7 +138,7 @@ class SealedSessions:
 class Era2025:
     """The requests of clients that open a session with a handshake."""
 
-    def __init__(self, core: Core, seal: Seal, db: Database) -> None:
+    def __init__(self, core: SharedParts, seal: Seal, db: Database) -> None:
         self._core = core
         self._db = db
         self.sessions = SealedSessions(seal, db)

@@ -35,15 +35,15 @@ from starlette.types import Receive, Send
 from gateway import __version__
 from gateway.calls.admission import CANCEL
 from gateway.calls.call import describe_failure
-from gateway.calls.fitting import error_result, fit_result
 from gateway.calls.questions import fallback_answer
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
+from gateway.calls.result_forms import error_result, fit_result
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.profiles import Serving
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
 from gateway.limits import ATTEND_AFTER_SECONDS, MAX_REMEMBERED, NAME_CHARS
-from gateway.mcp.listed import Listings
+from gateway.mcp.client_lists import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -59,7 +59,7 @@ from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Result, Scope, json_bytes, json_value
 from gateway.naming import cut, visible
 from gateway.policy.view import View
-from gateway.store.listed import ListHolder
+from gateway.store.client_lists import ListHolder
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Fields, event_frame
 from gateway.web.identity import Identity
@@ -78,7 +78,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
-class Core:
+class SharedParts:
     """What all requests share."""
 
     gateway: Gateway
@@ -113,7 +113,7 @@ class Exchange(msgspec.Struct):
 class RpcRequest(msgspec.Struct):
     """One JSON-RPC request, its HTTP exchange and its caller."""
 
-    core: Core
+    core: SharedParts
     exchange: Exchange
     message: Message
     caller: Caller
@@ -225,7 +225,7 @@ def _check_param_headers(
         raise RpcError(rejection.code, rejection.message, rejection.data)
 
 
-async def _fit_for_client(core: Core, inquiry: Inquiry, name: str, result: Result) -> Result:
+async def _fit_for_client(core: SharedParts, inquiry: Inquiry, name: str, result: Result) -> Result:
     """A call's result in the form its client takes, with news of its tools."""
     serving, view, snapshot = inquiry.serving(), inquiry.view, inquiry.snapshot
     if not serving.takes_all:
@@ -375,7 +375,7 @@ class Flight:
         self.receive = request.exchange.receive
         self._task = task
         self._calls = request.core.calls
-        self.key: Key = (request.caller.session or "", comparable_id(request.message.id))
+        self.key: RequestKey = (request.caller.session or "", comparable_id(request.message.id))
         self._reply = request.reply
         # Only in the 2026 era does hanging up mean that the call is not wanted any more.
         if self._reply is not None and request.caller.era == "2026":
@@ -412,7 +412,7 @@ class Flight:
             raise RuntimeError("the call was cancelled from within") from None
 
 
-Key = tuple[str, RequestId]  # the session, "" where there is none, and the request's id
+RequestKey = tuple[str, RequestId]  # the session, "" where there is none, and the request's id
 
 
 class Calls:
@@ -420,7 +420,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.flights: set[Flight] = set()
-        self._questions: dict[Key, asyncio.Future[Mapping[str, Any]]] = {}
+        self._questions: dict[RequestKey, asyncio.Future[Mapping[str, Any]]] = {}
         self._is_looking = False
 
     def begin(self, flight: Flight) -> None:

@@ -1,4 +1,4 @@
-"""What the MCP servers behind the gateway have beside tools, for each view of it.
+"""Passes on prompts, resources and completion of the MCP servers behind the gateway, for each view.
 
 A view has the prompts, resources, completion and logs of the servers in it that offer them. Where
 one server is all there is, a request goes to it as it came. Where there are several, lists are put
@@ -30,10 +30,16 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_REMEMBERED, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
-from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
+from gateway.mcp.streams import LOGGED, UPDATED, Streams, UpstreamNotice, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import Offering, View, offering, trusted_sources, withheld
+from gateway.policy.view import (
+    Offering,
+    View,
+    refused_capabilities,
+    servers_of_view,
+    trusted_sources,
+)
 from gateway.store.database import Database
 from gateway.web.gateway import Gateway, askable_of
 from gateway.web.identity import Identity
@@ -91,7 +97,7 @@ class PassThrough:
         self._upstreams.on_notification = self._hear
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
-        """What a view offers; servers that were never met get a moment to answer."""
+        """The capabilities a view offers; servers that were never met get a moment to answer."""
         snapshot, view, offer = self._look(principal, scope)
         instructors = trusted_sources(offer, view, snapshot)
         states = {state.name: state for state in (*offer.servers, *instructors)}.values()
@@ -169,7 +175,7 @@ class PassThrough:
         snapshot = self._gateway.snapshot
         form = self._gateway.serving(snapshot, client).form
         view = self._gateway.view_of(snapshot, principal, scope, form)
-        return snapshot, view, offering(snapshot, principal, view)
+        return snapshot, view, servers_of_view(snapshot, principal, view)
 
     async def _meet(self, servers: Iterable[ConnectionState], offer: Offering) -> None:
         """Gives servers that were never met a moment; one that failed before delays no request."""
@@ -186,7 +192,7 @@ class PassThrough:
     def _instructions(
         self, snapshot: Snapshot, offer: Offering, servers: Sequence[ConnectionState]
     ) -> str:
-        """How the servers say they are to be used; the words of a sole server stand alone."""
+        """The instructions of the servers; those of a sole server stand alone."""
         texts = {
             state.name: self.prepared.of(snapshot, state.name).redactor.text(words)
             for state in servers
@@ -216,7 +222,7 @@ class PassThrough:
         elif method in NOTICE_FIELDS and server in self._gateway.snapshot.connections:
             clean = self._redact_notice(server, method, params)
             if clean is not None:
-                self.streams.tell_notice(Notice(server, method, clean, principal))
+                self.streams.tell_notice(UpstreamNotice(server, method, clean, principal))
 
     def _redact_notice(self, server: str, method: str, params: Params) -> Params | None:
         """A notice's params without the connection's secrets; None: they are too large."""
@@ -253,14 +259,17 @@ class Relay:
     def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
         """The terms of asking a server: its connection, the caller, the seconds for an answer."""
         prepared = self.pass_through.prepared.of(self.snapshot, server.name)
-        may, may_not = askable_of(self.caller, server), withheld(self.caller.capabilities, server)
+        may, may_not = (
+            askable_of(self.caller, server),
+            refused_capabilities(self.caller.capabilities, server),
+        )
         caller = replace(self.caller, askable=may, withheld=may_not)
         return prepared, caller, self.snapshot.permissions.timeout_seconds
 
     async def list_all(
         self, servers: Sequence[ConnectionState], kind: str
     ) -> list[list[Item] | GatewayError]:
-        """What each of the servers lists, or why it does not."""
+        """The list of each server, or the reason why it has none."""
 
         async def try_to_list(server: ConnectionState) -> list[Item] | GatewayError:
             try:
@@ -319,10 +328,10 @@ class Relay:
         return owner or await self.owner_of_resource(uri)
 
 
-Handler = Callable[[Relay, Params], Awaitable[Result]]
+PassMethod = Callable[[Relay, Params], Awaitable[Result]]
 
 
-def _list_handler(kind: str) -> Handler:
+def _list_handler(kind: str) -> PassMethod:
     method, key = LISTS[kind]
 
     async def list_items(request: Relay, params: Params) -> Result:
@@ -390,7 +399,7 @@ async def _set_level(request: Relay, params: Params) -> Result:
 
 
 # By method: the capability that a server needs to answer it, and how it is answered.
-HANDLERS: Mapping[str, tuple[str, Handler]] = {
+HANDLERS: Mapping[str, tuple[str, PassMethod]] = {
     "prompts/list": ("prompts", _list_handler("prompts")),
     "prompts/get": ("prompts", _get_prompt),
     "resources/list": ("resources", _list_handler("resources")),
@@ -420,7 +429,7 @@ def _has_capability(capabilities: Mapping[str, Any], capability: str) -> bool:
 
 
 def _merge(peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What any of the servers offers; a flag is set if it is for one of them."""
+    """The offers of all servers in one; a flag is set if any of them sets it."""
     merged: dict[str, Any] = {}
     for name, flags in FLAGS.items():
         values = [peer[name] for peer in peers if _has_capability(peer, name)]

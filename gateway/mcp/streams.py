@@ -146,7 +146,7 @@ class Streams:
         await EventStream(stream.step, stream.wake_up, leave)({}, receive, send)
 
     def look_again(self) -> None:
-        """Has all streams compared soon: something they depend on may have changed."""
+        """Asks to compare all streams soon: something they depend on may have changed."""
         self._wake_up.set()
 
     async def _keep_comparing(self) -> None:
@@ -197,7 +197,7 @@ class Streams:
             log.error("stream_check_failed", error=type(error).__name__)
             return {}
 
-    def tell_notice(self, notice: Notice) -> None:
+    def tell_notice(self, notice: UpstreamNotice) -> None:
         """Passes a server's notice on, to each client on one stream."""
         holders: set[str] = set()
         for stream in reversed(self._open):
@@ -208,7 +208,7 @@ class Streams:
                 key = notice.params.get("uri") or object()
                 stream.tell(key, notice.method, notice.params)
 
-    def _concerns(self, notice: Notice, stream: ClientStream) -> bool:
+    def _concerns(self, notice: UpstreamNotice, stream: ClientStream) -> bool:
         principal = stream.principal
         return (
             notice.principal in (None, principal.name)
@@ -227,12 +227,12 @@ class Streams:
 
 # --- wishes ---------------------------------------------------------------------------------------
 
-Resource = tuple[str, str]  # server, URI
+ResourceKey = tuple[str, str]  # server, URI
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """What a server tells unasked: that a resource was updated, or a log message."""
+class UpstreamNotice:
+    """A message that a server sends unasked: a resource was updated, or a log message."""
 
     server: str
     method: str
@@ -245,7 +245,7 @@ class Holder:
     """The wishes of one session or stream, and whether it can hear of them in this process."""
 
     principal: str = ""
-    resources: set[Resource] = field(default_factory=set)
+    resources: set[ResourceKey] = field(default_factory=set)
     level: str | None = None
     streams: int = 0  # how many are open here
     last_active: float = -inf  # when it last watched something, or had a stream here
@@ -263,7 +263,7 @@ class Wishes:
         self._own_name = secrets.token_hex(8)
         # The holder that was used least of late makes room.
         self._holders: LRUCache[str, Holder] = LRUCache(limits.MAX_REMEMBERED)
-        self._subscriptions: defaultdict[str, set[Resource]] = defaultdict(set)  # by principal
+        self._subscriptions: defaultdict[str, set[ResourceKey]] = defaultdict(set)  # by principal
         self._sync_tasks: dict[str, asyncio.Task[None]] = {}  # by principal
         self._upstreams.log_level = self._lowest_level
         self._upstreams.on_replaced = self._subscribe_again
@@ -293,7 +293,7 @@ class Wishes:
             self.unwatch(session, wish["server"], wish["uri"])
 
     async def watch(self, name: str, principal: str, server: str, uri: str) -> None:
-        """Has the holder of this name hear of updates; raises what the server says against it."""
+        """Subscribes the holder of this name to updates; raises the server's objection."""
         holder = self._holders.get(name)
         if holder is not None and (server, uri) in holder.resources:
             return
@@ -340,7 +340,7 @@ class Wishes:
         if holder is not None:
             self._sync_soon(holder.principal)
 
-    def wants(self, name: str, notice: Notice) -> bool:
+    def wants(self, name: str, notice: UpstreamNotice) -> bool:
         """Whether a notice is what this holder wants to hear of."""
         if notice.method == UPDATED:
             return self.watches(name, notice.server, str(notice.params.get("uri")))
@@ -383,8 +383,8 @@ class Wishes:
         holder.last_active = loop.time()
         loop.call_later(self._linger, self._sync_soon, holder.principal)
 
-    def _present_wishes(self, principal: str) -> set[Resource]:
-        """What a principal's holders watch that have a stream here, or had one lately."""
+    def _present_wishes(self, principal: str) -> set[ResourceKey]:
+        """The resources of a principal's holders that have a stream here, or had one lately."""
         since = asyncio.get_running_loop().time() - self._linger
         holders = (h for h in self._holders_of(principal) if h.streams > 0 or h.last_active > since)
         return {resource for holder in holders for resource in holder.resources}

@@ -29,8 +29,8 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.console.pages import render
 from gateway.errors import Fixable
-from gateway.oauth.entrance import Entrance
 from gateway.oauth.provider import NoSignIn
+from gateway.oauth.sign_in_pages import SignInPages
 from gateway.policy.access import may_know
 from gateway.sign_in.client import (
     AuthorizationServer,
@@ -41,8 +41,8 @@ from gateway.sign_in.client import (
     is_answer_of,
     new_secret,
 )
+from gateway.sign_in.credentials import CONNECT_PATH, Account, PeopleCredentials, SignInLink, key_of
 from gateway.sign_in.discovery import CALLBACK, CLIENT_DOCUMENT, Discovery, own_document
-from gateway.sign_in.keeper import CONNECT_PATH, Account, Keeper, SignInLink, key_of
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.credentials import forget_registration
 from gateway.web.identity import ConsoleSession
@@ -73,14 +73,14 @@ class Guest:
 class Connect:
     """Takes what people prove themselves with to the APIs behind us."""
 
-    entrance: Entrance
-    keeper: Keeper
+    pages: SignInPages
+    people: PeopleCredentials
     snapshot: Callable[[], Snapshot]
 
     def routes(self) -> list[Route]:
         """The addresses that a browser opens, and the document about us that servers read."""
-        self.entrance.take_back = self.take_back
-        endpoint = self.entrance.page_endpoint
+        self.pages.take_back = self.take_back
+        endpoint = self.pages.page_endpoint
         return [
             Route(f"{CONNECT_PATH}{{link}}", endpoint(self._open), methods=["GET"]),
             Route(f"{CONNECT_PATH}{{link}}", endpoint(self._take_key), methods=["POST"]),
@@ -88,16 +88,16 @@ class Connect:
         ]
 
     async def _document(self, request: HttpRequest) -> Response:
-        text = msgspec.json.encode(own_document(self.entrance.at.url))
+        text = msgspec.json.encode(own_document(self.pages.at.url))
         return Response(text, media_type="application/json")
 
     async def _open(self, request: HttpRequest) -> Response:
         """Sends the person on to the provider, or asks for their key."""
         sealed = request.path_params["link"]
         link = await self._link(sealed)
-        session = await self.entrance.session(request)
+        session = await self.pages.session(request)
         if session is None:
-            return await self.entrance.to_sign_in(f"{CONNECT_PATH}{sealed}")
+            return await self.pages.to_sign_in(f"{CONNECT_PATH}{sealed}")
         guest = self._guest(link, session)
         if not isinstance(guest.state.settings.auth, OAuth2Auth):
             return self._key_page(guest, sealed)
@@ -105,7 +105,7 @@ class Connect:
         state, verifier = new_secret(), new_secret()
         address = authorize_address(server, self._callback, state, verifier)
         values = {"link": sealed, "verifier": verifier, "place": _place(server, guest.account)}
-        return self.entrance.leave(address, "connect", state, **values)
+        return self.pages.leave(address, "connect", state, **values)
 
     async def take_back(self, request: HttpRequest, values: dict[str, Any]) -> Response:
         """Takes the code that a person brought back from the provider, in the same browser."""
@@ -121,20 +121,20 @@ class Connect:
         await self._use_up(link)
         try:
             tokens, server = await exchange_code(
-                self.entrance.at.egress, server, query["code"], values["verifier"], self._callback
+                self.pages.at.egress, server, query["code"], values["verifier"], self._callback
             )
         except TokenRefused as error:
             if error.code == "invalid_client":  # it forgot us: the next sign-in registers
-                await forget_registration(self.entrance.at.db, account.connection, server.issuer)
+                await forget_registration(self.pages.at.db, account.connection, server.issuer)
             raise NoSignIn(f"The provider did not take its own code ({error}).") from error
         if (await self._returning_guest(request, link)).account.binding != account.binding:
             raise HTTPException(409, CHANGED)
-        await self.keeper.save(account, Secret(tokens, server))
+        await self.people.save(account, Secret(tokens, server))
         return self._done_page(guest)
 
     async def _take_key(self, request: HttpRequest) -> Response:
         """Takes a key that a person has typed in."""
-        session, form = await self.entrance.own_form(request)
+        session, form = await self.pages.own_form(request)
         sealed = request.path_params["link"]
         link = await self._link(sealed)
         guest = self._guest(link, session)
@@ -145,23 +145,23 @@ class Connect:
         except Fixable as error:
             return self._key_page(guest, sealed, error.message)
         await self._use_up(link)
-        await self.keeper.save(guest.account, secret)
+        await self.people.save(guest.account, secret)
         return self._done_page(guest)
 
     async def _link(self, sealed: str) -> SignInLink:
-        link = self.keeper.open_link(sealed)
-        if link is None or await is_ended(self.entrance.at.db, link.id):
+        link = self.people.open_link(sealed)
+        if link is None or await is_ended(self.pages.at.db, link.id):
             words = "This link is too old, or was used already. Call again to get another one."
             raise HTTPException(410, words)
         return link
 
     async def _use_up(self, link: SignInLink) -> None:
-        if not await first_use(self.entrance.at.db, link.id, link.expires):
+        if not await first_use(self.pages.at.db, link.id, link.expires):
             raise HTTPException(410, "This link was used already. Call again to get another one.")
 
     async def _returning_guest(self, request: HttpRequest, link: SignInLink) -> Guest:
         """The person whose link it is, back from the provider."""
-        session = await self.entrance.session(request)
+        session = await self.pages.session(request)
         if session is None:
             raise NoSignIn("You are signed out here: open the link again.")
         return self._guest(link, session)
@@ -186,14 +186,14 @@ class Connect:
     async def _server(self, guest: Guest) -> AuthorizationServer:
         state = guest.state
         azure = self.snapshot().settings.azure
-        at = self.entrance.at
+        at = self.pages.at
         means = (at.db, at.seal, at.egress, lambda: at.settings().network.allow, at.url)
         target = (state.name, state.settings, state.build, azure)
         return await Discovery(*means).server_of(*target)
 
     @property
     def _callback(self) -> str:
-        return f"{self.entrance.at.url}{CALLBACK}"
+        return f"{self.pages.at.url}{CALLBACK}"
 
     def _key_page(self, guest: Guest, sealed: str, problem: str = "") -> Response:
         auth = guest.state.settings.auth

@@ -25,7 +25,7 @@ SCOPE_WORDS = {
 def authorization_server(
     public_url: str, settings: OAuthSettings, machines: bool
 ) -> dict[str, Any]:
-    """What the gateway says of itself as an authorization server (RFC 8414)."""
+    """The document in which the gateway describes itself as an authorization server (RFC 8414)."""
     grants = ["authorization_code", "refresh_token"]
     grants += ["client_credentials"] if machines else []
     grants += [JWT_BEARER_GRANT_TYPE] if settings.enterprise else []

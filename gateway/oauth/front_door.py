@@ -2,8 +2,8 @@
 
     401 on /mcp…              names the document of that address (RFC 9728), which names us
     /.well-known/…            how to go on: our endpoints (RFC 8414)
-    entrance                  the person: sign-in and consent, which give a code
-    desk                      the client: the code for tokens, later a refresh token for new ones
+    sign_in_pages             the person: sign-in and consent, which give a code
+    token_endpoint            the client: the code for tokens, later a refresh token for new ones
 
 A token is then proof like any other (`web.identity`), for its one address, until it expires or
 its grant is revoked.
@@ -23,30 +23,19 @@ from starlette.routing import Route
 from gateway.config.settings import OAuthSettings, Settings
 from gateway.limits import MAX_REMEMBERED
 from gateway.oauth.clients import Clients
-from gateway.oauth.desk import Desk
 from gateway.oauth.documents import authorization_server
-from gateway.oauth.entrance import Entrance
 from gateway.oauth.grants import Grants, Lifetimes
-from gateway.oauth.premises import CORS, Premises, json_answer
+from gateway.oauth.parts import CORS, FrontDoorParts, json_answer
+from gateway.oauth.sign_in_pages import SignInPages
+from gateway.oauth.token_endpoint import TokenEndpoint
 from gateway.outbound.client import Egress
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
-from gateway.store.oauth import (
-    GRANT_REVOKED,
-    note_grant_used,
-)
+from gateway.store.oauth import GRANT_REVOKED, note_grant_used
 from gateway.store.secrets import Seal
-from gateway.web.identity import (
-    METADATA_PATH,
-    ConsoleSessions,
-    Identity,
-    scope_of,
-)
+from gateway.web.identity import METADATA_PATH, ConsoleSessions, Identity, scope_of
 
-SERVER_METADATA = (
-    "/.well-known/oauth-authorization-server",
-    "/.well-known/openid-configuration",
-)
+SERVER_METADATA = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
 
 
 def is_open_to_all(path: str) -> bool:
@@ -78,11 +67,11 @@ class FrontDoor:
         clients = Clients(
             db, egress, lambda: settings().clients.values(), lambda: oauth().registration
         )
-        self._at = Premises(
+        self._at = FrontDoorParts(
             *(db, seal, egress, identity, sessions, settings, public_url),
             *(clients, self.grants, TTLCache(MAX_REMEMBERED, 60)),
         )
-        self.entrance = Entrance(self._at)
+        self.pages = SignInPages(self._at)
 
     def accept_tokens(self, signals: Signals) -> None:
         """Has the gateway accept our tokens as proof, until their grant is revoked."""
@@ -99,7 +88,7 @@ class FrontDoor:
     def routes(self) -> list[Route]:
         """Every address of the front door."""
         documents = Route("/.well-known/{path:path}", self._document, methods=["GET", "OPTIONS"])
-        return [*Desk(self._at).routes(), *self.entrance.routes(), documents]
+        return [*TokenEndpoint(self._at).routes(), *self.pages.routes(), documents]
 
     async def _document(self, request: HttpRequest) -> Response:
         """Serves the documents by which clients find the front door, wherever they look."""

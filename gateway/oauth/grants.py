@@ -34,7 +34,7 @@ from gateway.store.oauth import (
 from gateway.store.secrets import Seal
 from gateway.store.tables import ClientGrant
 
-Answer = Mapping[str, Any]
+TokenAnswer = Mapping[str, Any]
 
 
 class OAuthError(Exception):
@@ -49,7 +49,7 @@ class OAuthError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRequest:
-    """What a client asks a person for, once its client id and redirect are known to be good."""
+    """A client's request to a person, once its client id and redirect are known to be good."""
 
     client_id: str
     client_name: str
@@ -62,7 +62,7 @@ class AuthorizationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """How long tokens live."""
+    """The lifetimes of tokens."""
 
     access_seconds: float
     refresh_seconds: float
@@ -112,7 +112,7 @@ class Grants:
 
     async def exchange(
         self, code: str, client_id: str, redirect_uri: str, verifier: str, resource: str | None
-    ) -> Answer:
+    ) -> TokenAnswer:
         """The tokens for a code, its first time; a second time revokes them. Raises OAuthError."""
         body = self._open_token("code", code)
         if body is None or body["request"]["client_id"] != client_id:
@@ -134,7 +134,7 @@ class Grants:
         code_id: str,
         *,
         renewable: bool = True,
-    ) -> Answer:
+    ) -> TokenAnswer:
         """The first tokens of a new grant; one without renewal lives as long as its token."""
         now, life = self._clock(), self._lifetimes()
         id, refresh = new_id(now), secrets.token_urlsafe(32)
@@ -159,7 +159,7 @@ class Grants:
 
     # --- refresh ----------------------------------------------------------------------------------
 
-    async def refresh(self, token: str, client_id: str, resource: str | None) -> Answer:
+    async def refresh(self, token: str, client_id: str, resource: str | None) -> TokenAnswer:
         """New tokens for a refresh token; the same ones again if it comes twice at once."""
         body = self._open_token("refresh", token)
         grant = await get_client_grant(self._db, body["grant"]) if body else None
@@ -188,7 +188,7 @@ class Grants:
             return {**answer, **earlier}
         return answer
 
-    def _answer(self, grant: ClientGrant, refresh: str) -> Answer:
+    def _answer(self, grant: ClientGrant, refresh: str) -> TokenAnswer:
         life = self._lifetimes()
         expires = self._clock() + life.refresh_seconds
         return {

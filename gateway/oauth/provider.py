@@ -23,7 +23,7 @@ from gateway.outbound.client import Answer, Egress, Request
 from gateway.sign_in.client import basic_header, challenge_of
 from gateway.web.identity import ALGORITHMS, SigningKeys
 
-Claims = dict[str, Any]
+ClaimValues = dict[str, Any]
 
 
 class NoSignIn(Exception):
@@ -51,7 +51,7 @@ class Provider:
         self._keys: SigningKeys | None = None
 
     async def address(self, state: str, nonce: str, verifier: str) -> str:
-        """Where a browser goes to sign in."""
+        """The address where a browser goes to sign in."""
         document = await self._discover()
         query = {
             "response_type": "code",
@@ -66,7 +66,7 @@ class Provider:
         endpoint = document["authorization_endpoint"]
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
-    async def claims(self, code: str, iss: str | None, nonce: str, verifier: str) -> Claims:
+    async def claims(self, code: str, iss: str | None, nonce: str, verifier: str) -> ClaimValues:
         """The claims of the person who came back with a code. Raises NoSignIn."""
         document = await self._discover()
         if iss is not None and iss != document["issuer"]:
@@ -102,7 +102,7 @@ class Provider:
         self._keys = SigningKeys(None, document["jwks_uri"], self._fetch_keys, self._clock)
         return document
 
-    async def _exchange(self, document: Mapping[str, Any], code: str, verifier: str) -> Claims:
+    async def _exchange(self, document: Mapping[str, Any], code: str, verifier: str) -> ClaimValues:
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -122,13 +122,13 @@ class Provider:
             form |= {"client_id": id, "client_secret": secret.get_secret_value()}
         return await self._ask("POST", document["token_endpoint"], form, headers)
 
-    async def _verify_token(self, token: object, nonce: str) -> Claims:
+    async def _verify_token(self, token: object, nonce: str) -> ClaimValues:
         settings, keys = self.settings, self._keys
         if not isinstance(token, str) or keys is None:
             raise NoSignIn("The provider gave no ID token.")
         try:
             raw = token.encode()
-            claims: Claims = jwt.decode(
+            claims: ClaimValues = jwt.decode(
                 raw,
                 await keys.key_of(raw),
                 algorithms=ALGORITHMS,
@@ -147,8 +147,8 @@ class Provider:
         return claims
 
     async def _read_userinfo(
-        self, document: Mapping[str, Any], tokens: Claims, claims: Claims
-    ) -> Claims:
+        self, document: Mapping[str, Any], tokens: ClaimValues, claims: ClaimValues
+    ) -> ClaimValues:
         endpoint = str(document["userinfo_endpoint"])
         self._check_address(endpoint)
         headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}"}
@@ -163,7 +163,7 @@ class Provider:
         address: str,
         form: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Claims:
+    ) -> ClaimValues:
         """A JSON object of the provider. Raises NoSignIn."""
         self._check_address(address)
         all_headers = {"Accept": "application/json", **(headers or {})}

@@ -1,4 +1,4 @@
-"""From a request body to arguments: an object's properties one by one, anything else whole.
+"""Makes arguments of a request body: an object's properties one by one, anything else whole.
 
 Only the top level is taken apart; nested objects stay real schemas. A body's hidden properties
 with a default become constants that are always sent. The object's other keywords become keywords of
@@ -31,7 +31,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import Content, Slot, Surroundings
+from gateway.openapi.inputs import Content, OperationContext, Slot
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of
 from gateway.openapi.schema import Schema, default_of
 
@@ -43,31 +43,31 @@ _STRUCTURED, JSON_PATCH = ("json", "form", "multipart"), "json-patch+json"
 
 @dataclass(frozen=True, slots=True)
 class BodyPlan:
-    """How a body is put together, and what the caller gives for it."""
+    """The plan of a body, and the arguments the caller gives for it."""
 
     body: Body | None
     slots: Sequence[Slot] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)  # for the tool's input as a whole
 
 
-def plan_body(around: Surroundings, body: Content, others: Sequence[Slot]) -> BodyPlan:
-    """How the body is put together, and the arguments the caller gives for it."""
+def plan_body(context: OperationContext, body: Content, others: Sequence[Slot]) -> BodyPlan:
+    """Plans how the body is put together, and the arguments the caller gives for it."""
     kind = media_kind(body.media_type)
-    hidden = default_of(around.document, body.schema) if is_internal(body.raw) else None
+    hidden = default_of(context.document, body.schema) if is_internal(body.raw) else None
     if isinstance(hidden, dict):
         media_type = sendable(body.media_type)
         return BodyPlan(Body(media_type, required=bool(hidden), constants=hidden))
     if kind in ("text", "octets"):
-        return _plan_opaque(around, body)
-    if kind == "multipart" and _is_file(around.document, body.schema):
+        return _plan_opaque(context, body)
+    if kind == "multipart" and _is_file(context.document, body.schema):
         body = replace(body, schema={"properties": {"file": body.schema}})
-    shape = shape_of(around.document, body.schema)
+    shape = shape_of(context.document, body.schema)
     for raw in shape.properties.values() if shape else ():
-        inputs.refuse_callback(around.document.find(raw))
+        inputs.refuse_callback(context.document.find(raw))
     whole = body.raw.get("x-gateway-whole") is True
-    if shape is None or whole or (kind == "json" and not _may_split(around, shape, others)):
-        return _plan_whole(around, body)
-    return _plan_fields(around, body, shape, others)
+    if shape is None or whole or (kind == "json" and not _may_split(context, shape, others)):
+        return _plan_whole(context, body)
+    return _plan_fields(context, body, shape, others)
 
 
 def choose_content(document: Document, raw: Mapping[str, Any]) -> Content | None:
@@ -99,27 +99,27 @@ def _preference(media_type: str) -> tuple[int, bool]:
 # --- objects --------------------------------------------------------------------------------------
 
 
-def _may_split(around: Surroundings, shape: Shape, others: Sequence[Slot]) -> bool:
+def _may_split(context: OperationContext, shape: Shape, others: Sequence[Slot]) -> bool:
     """Whether all rules of an object can be written for single arguments beside the other slots."""
-    if any(inputs.injected_name(around.source, "body", name, name) for name in shape.properties):
+    if any(inputs.injected_name(context.source, "body", name, name) for name in shape.properties):
         return True  # the gateway can't fill anything into an object that is given whole
     uncounted = shape.not_empty and shape.others and not all(slot.required for slot in others)
     return not shape.of_all and (bool(shape.required) or not uncounted)
 
 
 def _plan_fields(
-    around: Surroundings, body: Content, shape: Shape, others: Sequence[Slot]
+    context: OperationContext, body: Content, shape: Shape, others: Sequence[Slot]
 ) -> BodyPlan:
-    visible, constants = around.schemas.split_properties(
+    visible, constants = context.schemas.split_properties(
         {"properties": shape.properties, "required": list(shape.required)}
     )
-    left_out = {name for name in (*visible, *constants) if _is_detour(around, name)}
+    left_out = {name for name in (*visible, *constants) if _is_detour(context, name)}
     visible = {name: raw for name, raw in visible.items() if name not in left_out}
     constants = {name: value for name, value in constants.items() if name not in left_out}
     ordered = sorted(visible, key=inputs.has_no_ascii)
-    arguments = {name: around.names.take(name, "body") for name in ordered}
-    fields = [_field(around, body, n, raw, arguments[n]) for n, raw in visible.items()]
-    source = around.source
+    arguments = {name: context.names.take(name, "body") for name in ordered}
+    fields = [_field(context, body, n, raw, arguments[n]) for n, raw in visible.items()]
+    source = context.source
     injected = {f.name: inputs.injected_name(source, "body", f.name, f.argument) for f in fields}
     fields = [replace(f, argument=injected[f.name] or f.argument) for f in fields]
     from_caller = {f.name: f for f in fields if injected[f.name] is None}
@@ -134,16 +134,16 @@ def _plan_fields(
     slots = [
         slot
         for f in from_caller.values()
-        for slot in _field_slots(around, f, visible[f.name], f.argument in needs, is_form)
+        for slot in _field_slots(context, f, visible[f.name], f.argument in needs, is_form)
     ]
     plan = Body(
         sendable(body.media_type),
         tuple(fields),
         required=_is_required(body) or bool(constants),
         constants=constants,
-        all_but=None if shape.others is None else _arguments(around, fields, others),
+        all_but=None if shape.others is None else _arguments(context, fields, others),
     )
-    keywords = {**keywords, "additionalProperties": _other_properties(around, shape)}
+    keywords = {**keywords, "additionalProperties": _other_properties(context, shape)}
     return BodyPlan(plan, slots, keywords)
 
 
@@ -151,10 +151,10 @@ def _is_required(body: Content) -> bool:
     return body.raw.get("required") is True
 
 
-def _is_detour(around: Surroundings, name: str) -> bool:
+def _is_detour(context: OperationContext, name: str) -> bool:
     """Whether a property could make it another request, and the connection does not inject it."""
-    injected = inputs.injected_name(around.source, "body", name, name)
-    return injected is None and inputs.is_left_out(around, name, "body")
+    injected = inputs.injected_name(context.source, "body", name, name)
+    return injected is None and inputs.is_left_out(context, name, "body")
 
 
 def _group_keywords(
@@ -192,22 +192,24 @@ def _dependent_required(needs: Sequence[str], fields: Mapping[str, Field]) -> di
     return {"dependentRequired": rules} if needs and len(fields) > 1 else {}
 
 
-def _other_properties(around: Surroundings, shape: Shape) -> Schema:
+def _other_properties(context: OperationContext, shape: Shape) -> Schema:
     """The schema of properties that the body does not name; False where it says nothing of them."""
-    parts = [around.schemas.translate(each) for each in shape.others or ()]
+    parts = [context.schemas.translate(each) for each in shape.others or ()]
     return {"allOf": parts} if len(parts) > 1 else next(iter(parts), False)
 
 
 def _arguments(
-    around: Surroundings, fields: Sequence[Field], others: Sequence[Slot]
+    context: OperationContext, fields: Sequence[Field], others: Sequence[Slot]
 ) -> frozenset[str]:
     """The arguments that have a place of their own."""
     own = [(f.argument, f.file_name_argument, f.content_type_argument) for f in fields]
     outside = [slot.argument for slot in others]
-    return frozenset(filter(None, chain(around.source.inject, outside, *own)))
+    return frozenset(filter(None, chain(context.source.inject, outside, *own)))
 
 
-def _field(around: Surroundings, content: Content, name: str, raw: Any, argument: str) -> Field:
+def _field(
+    context: OperationContext, content: Content, name: str, raw: Any, argument: str
+) -> Field:
     kind = media_kind(content.media_type)
     if kind == "json":
         return Field(argument, name)
@@ -221,13 +223,13 @@ def _field(around: Surroundings, content: Content, name: str, raw: Any, argument
         # A style that the definition declares wins over the media type.
         media_type = None if {"style", "explode"} & encoding.keys() else media_type
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
-    file = _file_schema(around.document, raw, "".join(part_types[:1]))
+    file = _file_schema(context.document, raw, "".join(part_types[:1]))
     if file is None:
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
-    own = mapping(around.document.resolve(content.schema).get("properties"))
+    own = mapping(context.document.resolve(content.schema).get("properties"))
     extra = [f"{name}_{suffix}" for suffix in ("filename", "content_type")]
     file_name, content_type = (
-        None if each in own else around.names.take(each, "body") for each in extra
+        None if each in own else context.names.take(each, "body") for each in extra
     )
     return Field(
         argument,
@@ -248,15 +250,15 @@ def _media_types(text: Any) -> list[str]:
 
 
 def _field_slots(
-    around: Surroundings, field: Field, raw: Any, needed: bool, is_form: bool
+    context: OperationContext, field: Field, raw: Any, needed: bool, is_form: bool
 ) -> Iterator[Slot]:
     if not field.file:
         # A form has no empty list, and no empty object that takes a field for each key.
         split = [("array", field.media_type is None), ("object", field.style == "deepObject")]
         never_empty = [kind for kind, is_split in split if is_form and is_split]
-        yield inputs.slot_of(around, raw, raw, field.argument, needed, never_empty, field.name)
+        yield inputs.slot_of(context, raw, raw, field.argument, needed, never_empty, field.name)
         return
-    is_list = _kind_of(_without_null(around.document, raw)) == "array"
+    is_list = _kind_of(_without_null(context.document, raw)) == "array"
     file = _list_if({"type": "string", "contentEncoding": "base64"}, is_list)
     if is_list and needed:
         file["minItems"] = 1
@@ -315,17 +317,17 @@ def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
 # --- everything else ------------------------------------------------------------------------------
 
 
-def _plan_whole(around: Surroundings, body: Content) -> BodyPlan:
+def _plan_whole(context: OperationContext, body: Content) -> BodyPlan:
     media_type, required = sendable(body.media_type), _is_required(body)
-    if _is_empty(around, body):
-        needed = required and around.method not in _READING
+    if _is_empty(context, body):
+        needed = required and context.method not in _READING
         return BodyPlan(Body(media_type, required=True) if needed else None)
-    argument = around.names.take("body", "body")
-    schema = around.schemas.translate(body.schema)
+    argument = context.names.take("body", "body")
+    schema = context.schemas.translate(body.schema)
     if media_kind(body.media_type) != "json":
         schema = {**mapping(schema), "type": "object"}  # a form's fields are its properties
     schema = inputs.describe_schema(schema, body.raw, argument)
-    injected = inputs.injected_name(around.source, "body", "body", argument)
+    injected = inputs.injected_name(context.source, "body", "body", argument)
     plan = Body(media_type, whole=injected or argument, required=required)
     if injected is not None:
         return BodyPlan(plan)
@@ -333,10 +335,10 @@ def _plan_whole(around: Surroundings, body: Content) -> BodyPlan:
     return BodyPlan(plan, [Slot(argument, schema, required, rank, body.schema)])
 
 
-def _is_empty(around: Surroundings, body: Content) -> bool:
+def _is_empty(context: OperationContext, body: Content) -> bool:
     """Whether an object without properties means "no body", as on every GET of Stripe."""
     try:
-        schema = around.document.resolve(body.schema)
+        schema = context.document.resolve(body.schema)
     except Unusable:
         return False
     if not is_object(schema) or set(schema) & {"allOf", "oneOf", "anyOf", *DYNAMIC_SCHEMAS}:
@@ -345,14 +347,14 @@ def _is_empty(around: Surroundings, body: Content) -> bool:
         return False
     if media_kind(body.media_type) != "json":
         return bool(schema.keys() & {"type", "properties"})  # else it may be any form
-    return around.method in _READING and not _is_required(body)
+    return context.method in _READING and not _is_required(body)
 
 
-def _plan_opaque(around: Surroundings, body: Content) -> BodyPlan:
+def _plan_opaque(context: OperationContext, body: Content) -> BodyPlan:
     """A body that is sent as it is given; an object in XML or YAML is written out as such."""
-    argument = around.names.take("body", "body")
+    argument = context.names.take("body", "body")
     binary, required = media_kind(body.media_type) == "octets", _is_required(body)
-    plain = {} if binary else dict(mapping(around.schemas.translate(body.schema)))
+    plain = {} if binary else dict(mapping(context.schemas.translate(body.schema)))
     plain = plain or {"type": "string"}
     plain.pop("contentEncoding", None)
     if binary:
@@ -364,13 +366,13 @@ def _plan_opaque(around: Surroundings, body: Content) -> BodyPlan:
         whole=argument,
         binary=binary,
         required=required,
-        xml=None if binary else _xml(around.document, body),
+        xml=None if binary else _xml(context.document, body),
     )
     return BodyPlan(plan, [Slot(argument, schema, required, inputs.rank_of(body.raw))])
 
 
 def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:
-    """How an object is written as XML; None for other media types."""
+    """The XML layout of an object; None for other media types."""
     if not content.media_type.partition(";")[0].strip().lower().endswith(("/xml", "+xml")):
         return None
     name = text_of(mapping(content.schema).get("$ref")).rpartition("/")[2]

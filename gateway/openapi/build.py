@@ -32,7 +32,7 @@ from gateway.model import (
     pack,
     without_constants,
 )
-from gateway.openapi import bundle, inputs, operations, repeated
+from gateway.openapi import bundle, inputs, operations, repeats
 from gateway.openapi.bodies import BodyPlan, choose_content, plan_body
 from gateway.openapi.document import (
     Document,
@@ -46,7 +46,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import Content, Raw, Slot, Surroundings
+from gateway.openapi.inputs import Content, OperationContext, Raw, Slot
 from gateway.openapi.keywords import json_text
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Schemas
@@ -113,7 +113,7 @@ class _Work:
             self.note("error", "it does not say where the API is: give base_url", "servers")
         if not found:
             self.note("warning", "it has no operations, so there are no tools", "paths")
-        self.repeated = repeated.repeated_sentences(found, self.source)
+        self.repeated = repeats.repeated_sentences(found, self.source)
         for operation in found:
             self.plan(operation)
         plans, shared = self.share_words(self.drop_older())
@@ -125,7 +125,7 @@ class _Work:
             format=self.document.format,
             title=_about(self.document, "title", 200),
             purpose=_about(self.document, "description", 400),
-            instructions=repeated.instructions_of(self.repeated, shared),
+            instructions=repeats.instructions_of(self.repeated, shared),
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
@@ -202,7 +202,7 @@ class _Work:
     def share_words(self, plans: Sequence[Plan]) -> tuple[list[Plan], list[str]]:
         """The plans without the words that many inputs share, and these words."""
         whole_inputs = [(plan.tool, plan.input) for plan in plans]
-        schemas, shared = repeated.say_inputs_once(whole_inputs, self.source)
+        schemas, shared = repeats.say_inputs_once(whole_inputs, self.source)
         pairs = zip(plans, schemas, strict=True)
         return [replace(plan, input=schema) for plan, schema in pairs], shared
 
@@ -278,11 +278,11 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
     path, placed = operations.plan_path(operation, declared, microsoft=microsoft, arm=arm)
     parameters = [raw for raw in placed if _is_input(work, raw, access)]
-    around = Surroundings(document, work.input_schemas, source, work.note, operation.method)
-    sent, slots = inputs.parameter_slots(around, parameters)
+    context = OperationContext(document, work.input_schemas, source, work.note, operation.method)
+    sent, slots = inputs.parameter_slots(context, parameters)
     body_plan, body = BodyPlan(None), choose_content(document, raw_body)
     if body is not None:
-        body_plan = plan_body(around, body, tuple(slots))
+        body_plan = plan_body(context, body, tuple(slots))
         slots.extend(body_plan.slots)
     lookups = inputs.look_ups(document, slots, body.schema if body else None) if microsoft else b""
     if lookups:
@@ -392,6 +392,6 @@ def _answers(document: Document, operation: Operation) -> tuple[Content, ...]:
 
 
 def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:
-    """What a search finds the tool by, beside its name and its description."""
+    """The words by which a search finds a tool, beside its name and its description."""
     tags = [tag[:50] for tag in sequence(operation.raw.get("tags"))[:20] if isinstance(tag, str)]
     return " ".join([*tags, *(slot.argument for slot in slots)])[:1_000]

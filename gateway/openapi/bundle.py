@@ -20,7 +20,7 @@ from gateway import limits
 from gateway.naming import cut
 from gateway.openapi import keywords
 from gateway.openapi.document import Unusable, mapping
-from gateway.openapi.schema import Report, Schemas
+from gateway.openapi.schema import ReportIssue, Schemas
 
 # The steps of cutting, where room is short: levels of objects, characters of a description.
 _LEVELS = ((math.inf, 100), (5, 100), (3, 100), (2, 100), (1, 100), (1, 0))
@@ -31,7 +31,9 @@ _TOO_LARGE = (
 )
 
 
-def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> tuple[bytes, bool]:
+def input_schema(
+    text: bytes, schemas: Schemas, report: ReportIssue, room: int
+) -> tuple[bytes, bool]:
     """A tool's input schema, within its room and sure to compile; whether that is all of it."""
     definitions = _all_below(text, schemas, room)
     complete = definitions is not None

@@ -1,4 +1,4 @@
-"""What an operation takes and gives, in one plain form for Swagger 2.0, OpenAPI 3.0 and 3.1.
+"""The inputs and answers of an operation, in one form for Swagger 2.0, OpenAPI 3.0 and 3.1.
 
 All differences between the versions end here: parameters come out merged, resolved and as OpenAPI 3
 writes them, form fields of 2.0 as an object schema.
@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from gateway import limits
 from gateway.blocklist import may_reroute
-from gateway.model import OWN_HEADERS, Parameter, Place, Source, Style
+from gateway.model import OWN_HEADERS, Parameter, ParameterPlace, Source, Style
 from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
     FORM,
@@ -34,13 +34,13 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, json_text
-from gateway.openapi.schema import Report, Schema, Schemas, drop_echo
+from gateway.openapi.schema import ReportIssue, Schema, Schemas, drop_echo
 
 Raw = Mapping[str, Any]
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
 # The headers that every request has: spelled in one way, so that a parameter can replace them.
 _SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
-_PLACES: tuple[Place, ...] = get_args(Place)
+_PLACES: tuple[ParameterPlace, ...] = get_args(ParameterPlace)
 _COLLECTION_STYLES: Mapping[str, Style] = {
     "ssv": "spaceDelimited",
     "tsv": "tabDelimited",
@@ -224,21 +224,21 @@ def _spell_out(wire_name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class OperationContext:
     """The context in which the arguments of one operation are made."""
 
     document: Document
     schemas: Schemas
     source: Source
-    report: Report
+    report: ReportIssue
     method: str
     names: ArgumentNames = field(default_factory=ArgumentNames)
 
 
 def parameter_slots(
-    around: Surroundings, parameters: Sequence[Raw]
+    context: OperationContext, parameters: Sequence[Raw]
 ) -> tuple[list[Parameter], list[Slot]]:
-    """How each parameter is sent, and the arguments the caller gives for them."""
+    """The way each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
     slots: list[Slot] = []
     for raw in sorted(
@@ -248,14 +248,14 @@ def parameter_slots(
         name, place = raw["name"], raw["in"]
         media_type, media = next(media_entries(raw), (None, raw))
         schema, required = mapping(media).get("schema", {}), is_required(raw)
-        default = raw.get("default", around.document.find(schema).get("default"))
+        default = raw.get("default", context.document.find(schema).get("default"))
         # Callers are not asked for what is internal; without a default, a look-up may give it.
         hidden = is_internal(raw) and (default is not None or not required)
         argument = (
-            name if hidden else around.names.take(raw.get("x-gateway-argument") or name, place)
+            name if hidden else context.names.take(raw.get("x-gateway-argument") or name, place)
         )
-        injected = injected_name(around.source, place, name, argument)
-        if injected is None and is_left_out(around, name, place):
+        injected = injected_name(context.source, place, name, argument)
+        if injected is None and is_left_out(context, name, place):
             continue
         if hidden:
             sent.append(_parameter(raw, media_type, None, default))
@@ -265,7 +265,7 @@ def parameter_slots(
             may_be_absent = place == "query" and sent[-1].explode and sent[-1].style == "form"
             kinds = ("array",) if may_be_absent else ("array", "object")
             never_empty = () if media_type else _NEVER_EMPTY.get(place, kinds)
-            slots.append(slot_of(around, raw, schema, argument, required, never_empty, name))
+            slots.append(slot_of(context, raw, schema, argument, required, never_empty, name))
     return sent, slots
 
 
@@ -277,7 +277,7 @@ def is_required(raw: Raw) -> bool:
 def _parameter(
     raw: Raw, media_type: str | None, argument: str | None, constant: Any = None
 ) -> Parameter:
-    place: Place = raw["in"]
+    place: ParameterPlace = raw["in"]
     plain: Style = "form" if place in ("query", "cookie") else "simple"
     style = raw["style"] if raw.get("style") in get_args(Style) else plain
     return Parameter(
@@ -293,12 +293,12 @@ def _parameter(
     )
 
 
-def is_left_out(around: Surroundings, name: str, place: str) -> bool:
+def is_left_out(context: OperationContext, name: str, place: str) -> bool:
     """Whether an input is left out, with a warning: it could make the request another one."""
     if not may_reroute(name, place):
         return False
     words = "it could make the request another one; `inject` it if the API needs it"
-    around.report("warning", f"{name} ({place}) is left out: {words}")
+    context.report("warning", f"{name} ({place}) is left out: {words}")
     return True
 
 
@@ -327,7 +327,7 @@ def rank_of(raw: Any) -> int:
 
 
 def slot_of(
-    around: Surroundings,
+    context: OperationContext,
     raw: Any,
     schema: Any,
     argument: str,
@@ -336,10 +336,10 @@ def slot_of(
     wire_name: str = "",
 ) -> Slot:
     """The input for a parameter or property; a type in `never_empty` is not sent when empty."""
-    schema_here = around.schemas.translate(schema)
+    schema_here = context.schemas.translate(schema)
     described = describe_schema(schema_here, mapping(raw), argument, wire_name)
     if required and isinstance(described, dict):
-        target = around.document.find(schema)
+        target = context.document.find(schema)
         kind = str(target.get("type", "string"))
         is_choice = kind == "string" and "enum" in target
         if kind in never_empty and not is_choice and not target.get(_LEAST[kind]):

@@ -216,7 +216,7 @@ _OF_ALL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an object body is made of, allOf included."""
+    """The properties of an object body, those of allOf included."""
 
     properties: Mapping[str, Any]
     required: frozenset[str]
@@ -227,7 +227,7 @@ class Shape:
 
 
 def shape_of(document: Document, schema: Any) -> Shape | None:
-    """What an object consists of; None if it is no object, or not described by properties."""
+    """The shape of an object; None if it is no object, or not described by properties."""
     try:
         parts = parts_of(document, schema)
         if not all(map(is_object, parts)):

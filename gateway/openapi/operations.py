@@ -1,4 +1,4 @@
-"""Which operations become tools, where each is called, and the reason for each that is no tool.
+"""Chooses the operations that become tools, with their addresses; each other one gets a reason.
 
 First everything is filtered by its own marks and by configuration; only then the newest revision
 of each family is chosen among what is left, so that a newer revision that nobody may use does not
@@ -24,7 +24,7 @@ from gateway.model import (
     Access,
     Nameable,
     Override,
-    Place,
+    ParameterPlace,
     Source,
 )
 from gateway.naming import cut, find_pattern, local_name, override_for
@@ -49,7 +49,7 @@ _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the whole document says that bears on single operations."""
+    """The marks of a whole document that bear on single operations."""
 
     microsoft: bool = False  # it uses Microsoft's extensions at all
     subscribing: frozenset[str] = frozenset()  # operations that subscribe a trigger
@@ -65,7 +65,7 @@ class Exclusion:
 
 
 def marks_of(document: Document) -> Marks:
-    """What Microsoft's extensions say of the whole document."""
+    """The marks that Microsoft's extensions put on a whole document."""
     subscribing: set[str] = set()
     looked_up: set[str] = set()
     for part in objects_in(document.root):
@@ -88,12 +88,12 @@ def name_for_globs(operation: Nameable) -> str:
 
 
 def override_of(operation: Nameable, source: Source) -> Override:
-    """What configuration says of this operation."""
+    """The settings for this operation."""
     return override_for(source.operations, name_for_globs(operation))
 
 
 def access_of(operation: Nameable, source: Source) -> Access:
-    """What this operation does: as configured, else as its method says."""
+    """The access that this operation needs: as configured, else as its method says."""
     by_method = ACCESS_OF_METHOD.get(operation.method.upper(), "write")
     return override_of(operation, source).access or by_method
 
@@ -362,7 +362,9 @@ def _with_declared_variables(path: str, declared: Sequence[Raw]) -> str:
     return path
 
 
-def _move(parameters: list[Raw], path: str, variable: str, place: Place, name: str) -> None:
+def _move(
+    parameters: list[Raw], path: str, variable: str, place: ParameterPlace, name: str
+) -> None:
     """Put a variable of the query where it belongs, wherever the definition thinks it is."""
     spellings = ((variable, "path"), (variable, "query"), (name, "query"))
     found = [i for i, raw in enumerate(parameters) if (raw["name"], raw["in"]) in spellings]
@@ -377,7 +379,7 @@ def _move(parameters: list[Raw], path: str, variable: str, place: Place, name: s
         parameters[found[0]] = moved
 
 
-def _undeclared(name: str, place: Place) -> Raw:
+def _undeclared(name: str, place: ParameterPlace) -> Raw:
     text = {"schema": {"type": "string"}, "style": "simple", "explode": False}
     return {"name": name, "in": place, "required": True, **text}
 

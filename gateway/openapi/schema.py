@@ -28,7 +28,7 @@ from gateway.openapi.document import Document, Unusable, is_internal, mapping, s
 from gateway.openapi.keywords import json_text, usable_pattern
 
 Schema = dict[str, Any] | bool
-Report = Callable[[Severity, str], None]  # takes a problem that a person should know of
+ReportIssue = Callable[[Severity, str], None]  # takes a problem that a person should know of
 
 _WORDS = ENUM_NAMES | {"description", "title", "x-ms-summary", "x-ms-description-for-model"}
 _MENDED = frozenset(
@@ -54,7 +54,7 @@ class Definition:
 class Schemas:
     """The schemas of one document as seen in requests or in answers."""
 
-    def __init__(self, document: Document, *, for_inputs: bool, report: Report) -> None:
+    def __init__(self, document: Document, *, for_inputs: bool, report: ReportIssue) -> None:
         self.document = document
         self._for_inputs = for_inputs
         self._hidden_mark = "readOnly" if for_inputs else "writeOnly"

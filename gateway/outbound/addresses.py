@@ -1,4 +1,4 @@
-"""Where requests may go: the addresses of a host, those that may be dialled, and TLS contexts.
+"""Judges the addresses that requests may go to, looks hosts up, and makes TLS contexts.
 
 Only public addresses may be dialled, unless a network is allowed by name. Judging is done on
 numbers, never on spellings: every way of writing an address (`0x7f.1`, `2130706433`,
@@ -38,10 +38,10 @@ from gateway.limits import FETCH_SECONDS, MAX_REMEMBERED, REMEMBER_SECONDS
 from gateway.model import TlsFiles
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def networks(rules: Sequence[str]) -> tuple[Network, ...]:
+def networks(rules: Sequence[str]) -> tuple[IpNetwork, ...]:
     """The rules of `network.allow` as networks; ValueError names a rule that is none."""
     return tuple(ipaddress.ip_network(rule.strip(), strict=False) for rule in rules)
 
@@ -56,7 +56,7 @@ _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-def is_permitted(address: Address, allowed: Sequence[Network]) -> bool:
+def is_permitted(address: Address, allowed: Sequence[IpNetwork]) -> bool:
     """Whether this address may be dialled: it is public, or inside an allowed network."""
     address = _unwrap(address)
     if any(address in network for network in allowed):

@@ -1,4 +1,4 @@
-"""When certificates end: those in files that the gateway presents or trusts, and those of servers.
+"""Reads when certificates end: those in files that the gateway presents or trusts, and servers'.
 
 A server's certificate is looked at where a connection to it is made anyway (`client`), or asked for
 by `gateway doctor`, which serves nothing. Files are read on a thread, and again after some seconds,

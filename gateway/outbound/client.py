@@ -174,7 +174,7 @@ class Egress:
         """The answer, whole or up to `max_bytes`, within `deadline` seconds for everything."""
         # Shortly before the end an answer that still waits for room is cut: better than none.
         until = asyncio.get_running_loop().time() + 0.95 * deadline
-        progress.set(Progress())
+        progress.set(TransferProgress())
         try:
             async with asyncio.timeout(deadline):
                 while True:
@@ -195,7 +195,7 @@ class Egress:
 
         None: the caller keeps the time, and asks `was_sent` when that has run out.
         """
-        progress.set(Progress())
+        progress.set(TransferProgress())
         if deadline is None:
             return await self._request(request, tls)
         try:
@@ -273,14 +273,14 @@ def _quote_invisible(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Progress:
+class TransferProgress:
     """How far one exchange has come."""
 
     sent: bool = False  # whether the other side may have seen a part of its request
     dialled: bool = False  # whether its connection is a new one
 
 
-progress: ContextVar[Progress] = ContextVar("progress")
+progress: ContextVar[TransferProgress] = ContextVar("progress")
 
 
 def was_sent() -> bool:

@@ -23,7 +23,7 @@ import orjson
 from gateway.limits import MAX_JSON_DEPTH, MAX_REMEMBERED, STEP_BYTES
 
 # Runs a function of ours on data in a worker process; None where that takes too much.
-Work = Callable[..., Awaitable[bytes | bytearray | None]]
+RunInWorker = Callable[..., Awaitable[bytes | bytearray | None]]
 
 NOT_JSON = object()
 CUT_JSON = "text/x-json-cut"  # text that begins as JSON and breaks off: parsing it is of no use

@@ -1,4 +1,4 @@
-"""What a principal may do: effective access, and the decision on one call with its rule. Pure.
+"""Decides what a principal may do: effective access, and one call with its rule. Pure.
 
 Effective access is the smaller of what the admin grants and what the user chose: read-write shows
 everything but dangerous tools, read-only shows reads, disabled shows nothing. A connection of
@@ -33,7 +33,7 @@ _PERMISSION_LEVELS = ("full_access", "execute_with_confirm", "read_only")
 
 
 def level(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> Level | None:
-    """What the principal may do with the connection; None: it may not know that it exists."""
+    """The access of the principal to the connection; None: it may not know that it exists."""
     if not may_know(principal, state):
         return None
     by_admin, by_user = admin_level(state), user_level(snapshot, principal, state.name)
@@ -102,7 +102,7 @@ def visible_tools(
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What happens to a call, and why."""
+    """The decision on a call, and the rule that makes it."""
 
     outcome: Literal["allow", "confirm", "block"]
     reason: str
@@ -110,7 +110,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def caution(decision: Decision) -> int:
-    """How strict a decision is."""
+    """The strictness of a decision."""
     return ("allow", "confirm", "block").index(decision.outcome)
 
 

@@ -1,4 +1,4 @@
-"""Who may change the rights of which principals. Pure.
+"""Decides which principals may change whose rights. Pure.
 
 An admin of no organization may change everything that config.toml does not own. An admin of an
 organization manages the principals of that organization, and gives none of them more than it has.

@@ -1,13 +1,13 @@
-"""What one principal sees at one address: a pure function of a snapshot.
+"""Makes the view of one principal at one address: a pure function of a snapshot.
 
 `/mcp` is the principal's own view: every connection it has access to, or what its role's bundles
 give, with the gateway's own tools beside. A bundle or step address holds what the bundles give and
 nothing else. Several bundles on one connection narrow each other: a tool must be allowed by all of
 them and denied by none.
 
-MCP servers may give a view more than tools (`offering`): prompts, resources, completion and logs.
-These are reads, so read-only access is enough; a bundle that leaves tools out, or keeps them behind
-meta tools, does not give them.
+MCP servers may give a view more than tools (`servers_of_view`): prompts, resources, completion and
+logs. These are reads, so read-only access is enough; a bundle that leaves tools out, or keeps them
+behind meta tools, does not give them.
 
 Each rule that keeps something out of a view is a function that says so in a sentence, or "" where
 it does not apply: the view is made by the same rules that `why_hidden` reads out.
@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
-from gateway.config.profiles import Form
+from gateway.config.profiles import Format
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
 from gateway.naming import find_pattern
@@ -88,8 +88,8 @@ class View:
         return {**self.meta, **self.direct}
 
 
-def standing(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[object, ...]:
-    """What a view depends on: two principals with the same standing see the same."""
+def view_key(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[object, ...]:
+    """All that a view depends on: two principals with the same key see the same."""
     levels = tuple(level(snapshot, principal, state) for state in snapshot.connections.values())
     return scope, bundles_of(snapshot, principal, scope), principal.admin, levels
 
@@ -99,9 +99,9 @@ def view(
     principal: Principal,
     scope: Scope,
     own_tools: Sequence[OwnTool],
-    form: Form = "full",
+    form: Format = "full",
 ) -> View:
-    """What this principal sees at this address, as clients are sent it in this form."""
+    """The view of this principal at this address, as clients are sent it in this form."""
     point = _viewpoint(snapshot, principal, scope)
     states = [
         state
@@ -298,7 +298,7 @@ class Offering:
     sole: ConnectionState | None = None  # the server that the view is transparent for
 
 
-def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
+def servers_of_view(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
     """The servers that the principal reads from in this view."""
     states = [snapshot.connections[name] for name in sorted(seen.connections)]
     readable = [s for s in states if level(snapshot, principal, s) not in (None, "disabled")]
@@ -318,13 +318,15 @@ def trusted_sources(offer: Offering, seen: View, snapshot: Snapshot) -> list[Con
 NEEDS_TRUST = frozenset(("sampling", "roots"))
 
 
-def withheld(capabilities: Mapping[str, Any], server: ConnectionState) -> frozenset[str]:
+def refused_capabilities(
+    capabilities: Mapping[str, Any], server: ConnectionState
+) -> frozenset[str]:
     """The capabilities that the client offers and this server, not being trusted, may not use."""
     is_trusted = server.settings.trust == "trusted"
     return frozenset() if is_trusted else NEEDS_TRUST & capabilities.keys()
 
 
-def askable(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[str, Any]:
+def usable_capabilities(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[str, Any]:
     """The capabilities of a client that a server may use.
 
     The client's user may be asked; a trusted server may also ask its model (sampling) and for its

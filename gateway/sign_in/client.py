@@ -106,7 +106,7 @@ def basic_header(username: str, password: str) -> tuple[str, str]:
 
 
 def authorize_address(server: AuthorizationServer, callback: str, state: str, verifier: str) -> str:
-    """Where a browser goes to sign in."""
+    """The address where a browser goes to sign in."""
     query = {
         "response_type": "code",
         "client_id": server.client_id,

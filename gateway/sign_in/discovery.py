@@ -1,4 +1,4 @@
-"""Where to sign in: an authorization server with our client id there, found for a connection.
+"""Finds the authorization server of a connection, with our client id there.
 
 The configuration counts first. A manifest may name its provider's addresses, Azure's are known by
 its token URL. An MCP server names its own in documents: an answer 401 or a well-known address
@@ -35,11 +35,11 @@ CLIENT_DOCUMENT = "/oauth/client.json"
 AZURE_SCOPES = ("https://management.azure.com/.default", "offline_access")
 _PARAMETER = re.compile(r'(resource_metadata|scope)="([^"]*)"')
 
-Document = Mapping[str, Any]
+ServerMetadata = Mapping[str, Any]
 
 
 def own_document(public_url: str) -> dict[str, Any]:
-    """How the gateway describes itself to authorization servers, as a client of theirs."""
+    """The document that describes the gateway to authorization servers, as a client of theirs."""
     return {
         "client_id": f"{public_url}{CLIENT_DOCUMENT}",
         "client_name": "MCP gateway",
@@ -65,7 +65,7 @@ class Discovery:
     async def server_of(
         self, name: str, settings: Connection, build: Build | None, azure: Azure | None
     ) -> AuthorizationServer:
-        """Where people sign in to this connection. Raises GatewayError where no server is found."""
+        """The server where people sign in to this connection; raises GatewayError without one."""
         auth = settings.auth
         assert isinstance(auth, OAuth2Auth)
         secret = auth.client_secret.get_secret_value() if auth.client_secret else ""
@@ -151,7 +151,7 @@ class Discovery:
         header = (answer.header("www-authenticate") or "") if answer.status == 401 else ""
         return dict(_PARAMETER.findall(header))
 
-    async def _server_document(self, issuer: str) -> Document:
+    async def _server_document(self, issuer: str) -> ServerMetadata:
         """The own document of an authorization server, from any of its usual addresses."""
         for place in _document_urls(issuer):
             document = await self._document(place)
@@ -172,7 +172,7 @@ class Discovery:
         raise Fixable("connection_invalid", words, hint)
 
     async def _with_client_id(
-        self, name: str, server: AuthorizationServer, document: Document
+        self, name: str, server: AuthorizationServer, document: ServerMetadata
     ) -> AuthorizationServer:
         """The server, with our client id and secret there."""
         by_document = document.get("client_id_metadata_document_supported") is True
@@ -191,7 +191,7 @@ class Discovery:
             server, client_id=id, client_secret=secret, in_header=in_header
         )
 
-    async def _register(self, document: Document) -> tuple[str, str, bool]:
+    async def _register(self, document: ServerMetadata) -> tuple[str, str, bool]:
         """Our id and secret at a server that takes new clients, and how it wants the secret."""
         endpoint = document.get("registration_endpoint")
         if not isinstance(endpoint, str) or not endpoint:
@@ -214,7 +214,7 @@ class Discovery:
         answer_method = str((value or {}).get("token_endpoint_auth_method") or method)
         return id, secret if isinstance(secret, str) else "", answer_method == "client_secret_basic"
 
-    async def _document(self, url: str) -> Document | None:
+    async def _document(self, url: str) -> ServerMetadata | None:
         if not is_safe_address(url, self.allow()):
             return None
         try:
@@ -277,7 +277,7 @@ def _document_urls(issuer: str) -> Iterator[str]:
         yield f"{origin}{path}/.well-known/openid-configuration"
 
 
-def _json(answer: Answer) -> Document | None:
+def _json(answer: Answer) -> ServerMetadata | None:
     try:
         value = orjson.loads(answer.body) if not answer.truncated else None
     except orjson.JSONDecodeError:

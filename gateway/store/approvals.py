@@ -21,14 +21,7 @@ from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, get_all, get_one, signal, upsert, values
-from gateway.store.ledger import (
-    Begun,
-    begin_in,
-    end_if_unheard,
-    insert_in,
-    lock_of,
-    signal_end_in,
-)
+from gateway.store.ledger import Claim, begin_in, end_if_unheard, insert_in, lock_of, signal_end_in
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
 _approvals = tables.approvals
@@ -78,7 +71,7 @@ async def decide_approval(
     return await db.write(unit, f"approval {id}")
 
 
-async def use_approval(db: Database, approval: Approval, execution: Execution, now: float) -> Begun:
+async def use_approval(db: Database, approval: Approval, execution: Execution, now: float) -> Claim:
     """Uses an approval up and begins its execution, both or neither.
 
     Raises unless it is approved, not expired, and given for this principal, this tool as it is now
@@ -89,7 +82,7 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
     is_for_call = and_(*(_approvals.c[name] == getattr(approval, name) for name in names))
     is_usable = is_for_call & _is_in_time("approved", now)
 
-    def unit(tx: Connection) -> Begun:
+    def unit(tx: Connection) -> Claim:
         begun = begin_in(tx, execution)
         if (
             begun.outcome == "ended"

@@ -1,4 +1,4 @@
-"""What the catalog keeps: connections that were put, definitions, changes, and people's choices.
+"""Stores the catalog: connections that were put, definitions, changes, and people's choices.
 
 The settings of a put connection are sealed: they may hold credentials. Each connection carries the
 revision it was put at, which is its ETag. A put is one transaction with its definition and its
@@ -24,7 +24,7 @@ from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import MAX_OPERATIONS, STORE_ROWS
-from gateway.model import Found, Level, Problem, RawDefinition, decode_build, encode_build
+from gateway.model import BuiltDefinition, Level, Problem, RawDefinition, decode_build, encode_build
 from gateway.store import tables
 from gateway.store.cluster import current_revision, refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
@@ -43,12 +43,12 @@ _permissions = tables.permissions
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Everything a snapshot needs that is not in config.toml."""
+class StoredState:
+    """The stored state that a snapshot needs beside config.toml."""
 
     revision: int
     connections: Sequence[tuple[str, Any, int]]  # put, oldest first: name, settings, revision
-    found: Mapping[str, Found]
+    found: Mapping[str, BuiltDefinition]
     choices: Mapping[tuple[str, str], Level]
     permissions: Mapping[str, Any] | None  # that were put; None: config.toml is in force
     former: Sequence[FormerName]
@@ -61,12 +61,12 @@ class StoredCatalog:
         self.db = db
         self._seal = seal
 
-    async def load(self, cached: Mapping[str, Found]) -> Stored:
+    async def load(self, cached: Mapping[str, BuiltDefinition]) -> StoredState:
         """All that is stored now; definitions that are in `cached` are not read again."""
         revision = await current_revision(self.db)
         by_age = select(_connections).order_by(_age, _connections.c.name)
         rows = await self.db.read(lambda tx: tx.execute(by_age).all())
-        return Stored(
+        return StoredState(
             revision,
             [(row.name, self._read_settings(row), row.revision) for row in rows],
             await self._load_definitions(cached),
@@ -81,8 +81,10 @@ class StoredCatalog:
         except (InvalidToken, ValueError):  # one damaged row must not cost all the others
             return {}
 
-    async def _load_definitions(self, cached: Mapping[str, Found]) -> dict[str, Found]:
-        found: dict[str, Found] = {}
+    async def _load_definitions(
+        self, cached: Mapping[str, BuiltDefinition]
+    ) -> dict[str, BuiltDefinition]:
+        found: dict[str, BuiltDefinition] = {}
         table = _definitions.c
         statement = select(table.connection, table.location, table.fetched_at)
         for name, location, at in await self.db.read(lambda tx: tx.execute(statement).all()):
@@ -93,11 +95,11 @@ class StoredCatalog:
                 found[name] = new
         return found
 
-    async def _load_definition(self, connection: str, location: str) -> Found | None:
+    async def _load_definition(self, connection: str, location: str) -> BuiltDefinition | None:
         columns = [column for column in _definitions.c if column.name != "raw"]
         statement = select(*columns).filter_by(connection=connection, location=location)
         row = await self.db.read(lambda tx: tx.execute(statement).one_or_none())
-        return None if row is None else await asyncio.to_thread(_found, row)
+        return None if row is None else await asyncio.to_thread(_definition_of, row)
 
     async def whole(self, connection: str, definition: RawDefinition) -> RawDefinition:
         """A connection's definition with its bytes."""
@@ -111,7 +113,7 @@ class StoredCatalog:
     async def save(
         self,
         name: str,
-        found: Found,
+        found: BuiltDefinition,
         changes: Sequence[Change],
         renamed: Sequence[FormerName] = (),
         *,
@@ -168,7 +170,7 @@ class StoredCatalog:
         columns = tuple_(_former.c.connection, _former.c.name, _former.c.operation)
         self.db.write_soon(lambda tx: tx.execute(delete(_former).where(columns.in_(keys))))
 
-    async def keep(self, name: str, found: Found) -> None:
+    async def keep(self, name: str, found: BuiltDefinition) -> None:
         """Keeps a definition that is no connection's."""
         row = _row(name, found)
         await write_revision(self.db, lambda tx, _: _save_definition(tx, row))
@@ -182,8 +184,8 @@ class StoredCatalog:
         change: Change,
         status: ChangeDecision,
         by: str,
-        old: Found,
-        new: Found | None,
+        old: BuiltDefinition,
+        new: BuiltDefinition | None,
     ) -> tuple[Change, int]:
         """Keeps a decision, with the build that follows from it, if no refresh came in between."""
         build = await asyncio.to_thread(encode_build, new.build) if new else b""
@@ -217,7 +219,7 @@ def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
     refuse_stale(f"connection {name}", current, expected)
 
 
-def _row(name: str, found: Found) -> dict[str, Any]:
+def _row(name: str, found: BuiltDefinition) -> dict[str, Any]:
     definition = found.definition
     # Validators of a copy that was fetched with credentials count for these alone, and which they
     # were is not stored.
@@ -235,9 +237,9 @@ def _row(name: str, found: Found) -> dict[str, Any]:
     }
 
 
-def _found(row: Any) -> Found:
+def _definition_of(row: Any) -> BuiltDefinition:
     definition = RawDefinition(row.location, b"", row.sha256, row.etag, row.last_modified)
-    return Found(decode_build(row.build), definition, row.build_key, row.fetched_at)
+    return BuiltDefinition(decode_build(row.build), definition, row.build_key, row.fetched_at)
 
 
 def _save_definition(tx: Connection, row: Mapping[str, Any]) -> None:

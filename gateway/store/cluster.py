@@ -1,4 +1,4 @@
-"""What the processes of one gateway share: the revision, signals, sessions, windows.
+"""The state that the processes of one gateway share: the revision, signals, sessions, windows.
 
 A signal is a row that every process reads, this one too, in the order of commits. On PostgreSQL a
 NOTIFY wakes the readers, and a slow poll stands behind it; on SQLite they ask ten times a second

@@ -1,4 +1,4 @@
-"""What people prove themselves with to the APIs behind us, sealed: one row a person and connection.
+"""Stores people's credentials for the APIs behind us, sealed: one row a person and connection.
 
 A row whose owner is "" is everybody's: an admin has signed the connection in. The version counts
 what was put there; a process that changes a row names the version it saw, so that of two processes

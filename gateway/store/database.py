@@ -50,7 +50,7 @@ from gateway.store.engines import CHANNEL, engine_for, translate_errors, unavail
 
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]
-Row = Mapping[str, Any]
+RowValues = Mapping[str, Any]
 
 log = structlog.get_logger()
 
@@ -109,12 +109,12 @@ class Database:
         await self.close()
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """What the query returns. Each statement sees the newest commit; it can't write."""
+        """The query's result. Each statement sees the newest commit; it can't write."""
         with translate_errors():
             return await self.engine.read(query)
 
     async def write(self, unit: Callable[[Connection], T], locks: str = "") -> T:
-        """What the unit returned, once it is on disk.
+        """Runs a unit, and returns its result once it is on disk.
 
         `locks` names the row that units of several processes fight for. A batch locks its
         rows in order, so that no two batches wait for each other.
@@ -294,7 +294,7 @@ def _write_signals(tx: Connection) -> None:
     insert_rows(tx, tables.signals, signals)
 
 
-def add_row(tx: Connection, table: Table, row: Row) -> None:
+def add_row(tx: Connection, table: Table, row: RowValues) -> None:
     """Inserts a row at the end of the batch, unless it is there by then."""
     tx.info["added"][table].append(row)
 
@@ -306,7 +306,7 @@ def _write_added(tx: Connection) -> None:
 
 
 def insert_rows(
-    tx: Connection, table: Table, rows: Sequence[Row], on_conflict: str = "DO NOTHING"
+    tx: Connection, table: Table, rows: Sequence[RowValues], on_conflict: str = "DO NOTHING"
 ) -> int:
     """Inserts rows, many with one statement; gives how many are new, or changed.
 
@@ -337,12 +337,12 @@ def _storable(cells: Sequence[Any]) -> Sequence[Any]:
     return cells if is_plain or kinds <= {bytes, int, float} else [*map(tables.storable, cells)]
 
 
-def insert_new(tx: Connection, table: Table, row: Row) -> bool:
+def insert_new(tx: Connection, table: Table, row: RowValues) -> bool:
     """Inserts a row unless it is there; True if it was inserted."""
     return insert_rows(tx, table, [row]) == 1
 
 
-def upsert(tx: Connection, table: Table, row: Row) -> None:
+def upsert(tx: Connection, table: Table, row: RowValues) -> None:
     """Inserts a row, or replaces every column of the row that has its key."""
     keys = [column.name for column in table.primary_key]
     rest = [name for name in row if name not in keys]

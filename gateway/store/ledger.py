@@ -21,17 +21,7 @@ from itertools import accumulate
 from typing import Literal
 
 from msgspec.structs import asdict
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    delete,
-    insert,
-    select,
-    true,
-    tuple_,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, true, tuple_, update
 
 from gateway.errors import Broken, Fixable
 from gateway.limits import REST_SECONDS, RESULTS_BYTES, STORE_ROWS
@@ -63,7 +53,7 @@ ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "fini
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Claim:
     """Whether a call may be sent.
 
     new: it may, and is on disk. finished, running: the token was used for the same call before, by
@@ -75,13 +65,13 @@ class Begun:
     execution: Execution | None = None
 
 
-async def begin(db: Database, execution: Execution) -> Begun:
+async def begin(db: Database, execution: Execution) -> Claim:
     """Puts a call on disk as executing, and claims its token if it has one."""
     with end_if_unheard(db, execution):
         return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
 
 
-def begin_in(tx: Connection, execution: Execution) -> Begun:
+def begin_in(tx: Connection, execution: Execution) -> Claim:
     """`begin` inside a unit of the caller's."""
     if execution.idempotency_token is not None:
         claim = _claim(tx, execution)
@@ -91,9 +81,9 @@ def begin_in(tx: Connection, execution: Execution) -> Begun:
     is_waiting = f"{_table.name}.status = 'pending_confirmation'"
     on_conflict = f"(id) DO UPDATE SET {set_clause(BEGINNING)} WHERE {is_waiting}"
     if insert_rows(tx, _table, [asdict(execution)], on_conflict):
-        return Begun("new")
+        return Claim("new")
     _release(tx, execution)
-    return Begun("ended", _get(tx, execution.id))
+    return Claim("ended", _get(tx, execution.id))
 
 
 @contextmanager
@@ -188,18 +178,18 @@ def _get(tx: Connection, id: str) -> Execution | None:
     return get_one(tx, select(_table).where(_table.c.id == id), Execution)
 
 
-def _claim(tx: Connection, execution: Execution) -> Begun:
+def _claim(tx: Connection, execution: Execution) -> Claim:
     token = {"principal": execution.principal, "token": execution.idempotency_token}
     call = {"tool": execution.tool, "args_digest": execution.args_digest}
     claim = {**token, **call, "execution_id": execution.id}
     if insert_new(tx, _claims, claim):
-        return Begun("new")
+        return Claim("new")
     row = tx.execute(select(_claims).filter_by(**token)).one()
     first = _get(tx, row.execution_id)
     if (row.tool, row.args_digest) != (execution.tool, execution.args_digest):
-        return Begun("conflict", first)
+        return Claim("conflict", first)
     is_running = first is not None and first.status in ("executing", "pending_confirmation")
-    return Begun("running" if is_running else "finished", first)
+    return Claim("running" if is_running else "finished", first)
 
 
 def _release(tx: Connection, execution: Execution) -> None:

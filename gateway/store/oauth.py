@@ -1,4 +1,4 @@
-"""What the front door keeps: clients that registered themselves, consents, and grants.
+"""Stores clients that registered themselves at the front door, consents, and grants.
 
 A grant is what a person gave to a client. Its row is made by the first use of a code, whose id is
 unique there: a second use finds the row, and revokes it. A refresh token is known by its hash; each

@@ -27,8 +27,9 @@ from gateway.store.oauth import revoke_grants_in
 from gateway.store.tables import PutRight, RightKind
 
 Rows = tuple[PutRight, ...]
-Judge = Callable[[Rows, Rows], None]  # raises the objection to a change of these rows to those
-Make = Callable[[PutRight | None], Mapping[str, Any]]  # the settings to put in place of a row's
+JudgeRows = Callable[[Rows, Rows], None]  # raises the objection to a change of these rows to those
+# The settings to put in place of a row's.
+MakeRight = Callable[[PutRight | None], Mapping[str, Any]]
 
 _rights = tables.rights
 
@@ -57,9 +58,9 @@ async def change_right(
     db: Database,
     kind: RightKind,
     name: str,
-    make: Make | None,
+    make: MakeRight | None,
     *,
-    judge: Judge,
+    judge: JudgeRows,
     by: str,
     now: float,
     expected: int | None = None,

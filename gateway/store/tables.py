@@ -61,7 +61,7 @@ class Plain(TypeDecorator[Any]):
         return storable(value)
 
 
-class Json(Plain):
+class JsonColumn(Plain):
     """A JSON object, or a list, which comes back as a tuple; None as NULL."""
 
     impl = LargeBinary
@@ -99,8 +99,8 @@ _COLUMN_TYPES: Mapping[Any, Any] = {
     int: Counter,
     float: Time,
     bytes: LargeBinary,
-    Mapping: Json,
-    tuple: Json,
+    Mapping: JsonColumn,
+    tuple: JsonColumn,
     Tool: EncodedTool,
 }
 
@@ -291,7 +291,7 @@ class Replica:
 
 replicas = _table("replicas", Replica)
 
-Body = bytes  # `bytes` is a column as well
+AnswerBody = bytes  # `bytes` is a column as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ class LargeResult:
     principal: str
     bytes: int
     media_type: str
-    body: Body
+    body: AnswerBody
     expires_at: float
 
 

@@ -33,10 +33,10 @@ from gateway.upstream import protocol
 from gateway.upstream.protocol import (
     Holds,
     Hooks,
-    Message,
     Notice,
     Peer,
-    broken,
+    RpcMessage,
+    answer_error,
     mapping,
     read_message,
 )
@@ -84,7 +84,7 @@ class HttpSession(Session):
     def _keeps_state(self) -> bool:
         return bool(self._session_id)
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: RpcMessage) -> None:
         head = await self._headers(self.peer)
         with await self._open(
             "POST", head, protocol.encode_message(message), limits.HELD_SECONDS
@@ -92,7 +92,7 @@ class HttpSession(Session):
             await _read_to_end(stream)
 
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
+        self, message: RpcMessage, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
         body, refused_head = protocol.encode_message(message), None
         seconds = ends - asyncio.get_running_loop().time()
@@ -103,7 +103,7 @@ class HttpSession(Session):
                 response = await self._open("POST", head, body, None)
             except asyncio.CancelledError:
                 if limit.expired() and not was_sent():
-                    raise protocol.timed_out(self.name, seconds, sent=False) from None
+                    raise protocol.timeout_error(self.name, seconds, sent=False) from None
                 raise
             with response as stream:
                 if stream.status == 401 and refused_head is not None:
@@ -130,7 +130,7 @@ class HttpSession(Session):
 
     async def _messages(
         self, stream: Stream, peer: Peer, holds: Holds | None, last: Event, resumes: int
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[RpcMessage, None]:
         """The messages of a stream; a stream that ends early is taken up again where it can be."""
         async for event in read_events(stream.read, self.name, holds, last):
             last = event
@@ -147,7 +147,7 @@ class HttpSession(Session):
                     yield message
 
     async def _refusal(self, stream: Stream, peer: Peer) -> Exception:
-        """What an answer other than 200 means."""
+        """The error for an answer other than 200."""
         status, body, error = stream.status, b"", None
         with suppress(UpstreamFailed):
             body = await _read_body(stream, limits.STEP_BYTES, self.name)
@@ -158,7 +158,7 @@ class HttpSession(Session):
         if not isinstance(error, dict):
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
             problem = f"answered with HTTP status {status}"
-            return broken(self.name, problem, status=status, hint=hint)
+            return answer_error(self.name, problem, status=status, hint=hint)
         refusal = protocol.RpcFailed(self.name, error)
         other_version = refusal.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
         was_met = peer is self.peer and peer.version
@@ -178,14 +178,14 @@ class HttpSession(Session):
         if status in NO_STREAM and not (status == 200 and _is_events(stream)):
             raise protocol.NotOffered
         if status != 200:
-            raise broken(self.name, f"answered with HTTP status {status}", status=status)
+            raise answer_error(self.name, f"answered with HTTP status {status}", status=status)
         on_open()
         async for event in read_events(stream.read, self.name):
             message = read_message(event.data, self.name) if event.data else {}
             if isinstance(message.get("method"), str):
                 self._handle_stray(message)
 
-    def _give_up(self, message: Message, peer: Peer) -> None:
+    def _give_up(self, message: RpcMessage, peer: Peer) -> None:
         if peer.era == "handshake":  # in the modern era closing the request was the signal
             super()._give_up(message, peer)
 
@@ -208,8 +208,8 @@ class HttpSession(Session):
                 head.append(("mcp-session-id", self._session_id))
         return head
 
-    def _routing_headers(self, message: Message, peer: Peer) -> Headers:
-        """What a 2026-07-28 request repeats in its headers, so that proxies can route on it."""
+    def _routing_headers(self, message: RpcMessage, peer: Peer) -> Headers:
+        """The headers of a 2026-07-28 request that repeat its content, for proxies to route on."""
         if peer.era != "modern":
             return ()
         method, params = message["method"], message["params"]
@@ -261,7 +261,7 @@ async def read_events(
                 break
         total = len(rest) + size
         if total > limits.MAX_MESSAGE_BYTES or (holds is not None and not await holds(total)):
-            raise protocol.too_large(upstream, limits.MAX_MESSAGE_BYTES)
+            raise protocol.too_large_error(upstream, limits.MAX_MESSAGE_BYTES)
 
 
 async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | None = None) -> bytes:
@@ -269,7 +269,7 @@ async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | No
     while chunk := await stream.read():
         size += len(chunk)
         if size > most or (holds is not None and not await holds(size)):
-            raise protocol.too_large(upstream, most)
+            raise protocol.too_large_error(upstream, most)
         parts.append(chunk)
     return b"".join(parts)
 

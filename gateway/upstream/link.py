@@ -26,7 +26,7 @@ import structlog
 from gateway import limits
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed, UpstreamRefused
 from gateway.upstream import protocol
-from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable
+from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable_error
 from gateway.upstream.session import Session, Upstream, end_tasks, wait_for_event
 
 State = Literal["idle", "connecting", "connected", "resting"]
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take, in seconds."""
+    """The times that a link waits, in seconds."""
 
     first_rest: float = limits.REST_SECONDS
     longest_rest: float = limits.LONGEST_REST_SECONDS
@@ -49,8 +49,8 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What a link is given to work with."""
+class LinkCallbacks:
+    """The functions that a link calls back, and its pace."""
 
     new_session: Callable[[], Session]
     notice: Notice
@@ -62,7 +62,7 @@ class Link(ABC):
     """The connection to one upstream, of one principal or of all."""
 
     def __init__(
-        self, upstream: Upstream, means: Means, *, lazy: bool, peer: Peer | None = None
+        self, upstream: Upstream, callbacks: LinkCallbacks, *, lazy: bool, peer: Peer | None = None
     ) -> None:
         self.name = upstream.name
         self.upstream = upstream
@@ -71,13 +71,13 @@ class Link(ABC):
         self.state: State = "idle"
         self.last_used = asyncio.get_running_loop().time()
         self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
-        self.watches = Watches(self, means.notice)
+        self.watches = Watches(self, callbacks.notice)
         http = upstream.transport == "http"
         self.connect_seconds = upstream.timeout_seconds if http else limits.LONGEST_REST_SECONDS
         self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
-        self._means = means
+        self._callbacks = callbacks
         self._lazy = lazy
-        self._pace = means.pace
+        self._pace = callbacks.pace
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None  # the session that callers may use
         self._current: Session | None = None  # the session to be closed
@@ -103,7 +103,7 @@ class Link(ABC):
 
     @abstractmethod
     def doubt(self) -> None:
-        """Has the upstream looked at: a request met with something unexpected."""
+        """Asks to check the upstream: a request met with something unexpected."""
 
     def unused_seconds_left(self) -> float | None:
         """The seconds until the session ends as unused; None: it goes on."""
@@ -152,7 +152,7 @@ class Link(ABC):
                 return await session.request(method, params, seconds=seconds, hooks=hooks)
             except SessionGone:  # nothing was done: once more, on a new session
                 session.lost.set()
-        raise unreachable(self.name, "does not keep its sessions", sent=False)
+        raise unreachable_error(self.name, "does not keep its sessions", sent=False)
 
     async def ready(self, ends: float) -> Session:
         """The session, when there is one that the upstream still knows."""
@@ -163,11 +163,11 @@ class Link(ABC):
             async with asyncio.timeout_at(ends):
                 return await self._wait_for_session()
         except TimeoutError:
-            raise protocol.timed_out(self.name, seconds, sent=False) from None
+            raise protocol.timeout_error(self.name, seconds, sent=False) from None
 
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
-        session, level = session or self._session, self._means.log_level()
+        session, level = session or self._session, self._callbacks.log_level()
         if session is None or level is None or session.peer.era == "modern":
             return
         if "logging" in session.peer.capabilities:
@@ -202,7 +202,7 @@ class Link(ABC):
                 self.doubt()
                 log.debug("upstream_stream_lost", upstream=self.name, reason=error.message)
             failures = 0 if self._loop.time() - began >= self._pace.stable else failures + 1
-            await asyncio.sleep(pause(failures, self._pace.first_rest, self._pace.stable))
+            await asyncio.sleep(pause_seconds(failures, self._pace.first_rest, self._pace.stable))
 
     async def retire(self) -> None:
         """Closes once the calls under way are done, or when they had their time."""
@@ -219,7 +219,7 @@ class Link(ABC):
         await end_tasks(self._keeper)
         if self._current is not None:
             await self._current.close()
-        self._conclude(unreachable(self.name, "was disconnected", sent=False))
+        self._conclude(unreachable_error(self.name, "was disconnected", sent=False))
 
     async def _wait_for_session(self) -> Session:
         self._demand.set()
@@ -249,25 +249,27 @@ class Link(ABC):
             lifetime = await self._live()
             failures = 0 if lifetime >= self._pace.stable else failures + 1
             self._was_lost = lifetime > 0
-            await self._rest(pause(failures, self._pace.first_rest, self._pace.longest_rest))
+            await self._rest(
+                pause_seconds(failures, self._pace.first_rest, self._pace.longest_rest)
+            )
 
     async def _live(self) -> float:
         """One session from beginning to end: how long it held, 0 if it never came up."""
         self.state = "connecting"
         if self._attempt.done():
             self._attempt = self._loop.create_future()
-        session = self._current = self._means.new_session()
+        session = self._current = self._callbacks.new_session()
         try:
             await session.connect(self.peer.era if self.peer else None, self.connect_seconds)
             self.peer = session.peer
             return await self._serve(session)
         except SessionGone:
-            self._fail(unreachable(self.name, "does not keep its sessions", sent=False))
+            self._fail(unreachable_error(self.name, "does not keep its sessions", sent=False))
         except GatewayError as error:
             self._fail(error)
         except Exception:  # the keeper must live on, whatever an upstream makes us stumble over
             log.exception("upstream_connect_broke", upstream=self.name)
-            self._fail(unreachable(self.name, "can't be connected to", sent=False))
+            self._fail(unreachable_error(self.name, "can't be connected to", sent=False))
         finally:
             await session.close()
         return 0.0
@@ -297,7 +299,7 @@ class Link(ABC):
             self._session = None  # from now on no caller is given it
             await end_tasks(*tasks)
         if session.lost.is_set():
-            self.error = unreachable(self.name, "ended the connection", sent=False)
+            self.error = unreachable_error(self.name, "ended the connection", sent=False)
         return self._loop.time() - began
 
     async def _rest(self, seconds: float) -> None:
@@ -344,7 +346,7 @@ class Watches:
         except BaseException as error:
             self.unsubscribe(uri, principal)
             if isinstance(error, TimeoutError):
-                raise protocol.timed_out(self._link.name, seconds, sent=True) from None
+                raise protocol.timeout_error(self._link.name, seconds, sent=True) from None
             raise
         await wait_for_event(self._link.hearing, limits.MOMENT_SECONDS)
 
@@ -408,7 +410,7 @@ class Watches:
             self._notice(protocol.UPDATED, {"uri": uri})
 
 
-def pause(failures: int, first: float, longest: float) -> float:
+def pause_seconds(failures: int, first: float, longest: float) -> float:
     """No pause after success; then 1, 2, 4 … times the first, each cut by up to half at random."""
     if not failures:
         return 0.0

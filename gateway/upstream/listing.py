@@ -25,16 +25,13 @@ from mcp_types import METHOD_NOT_FOUND
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS
 from gateway.upstream import protocol
-from gateway.upstream.link import Link, Means, pause
+from gateway.upstream.link import Link, LinkCallbacks, pause_seconds
 from gateway.upstream.protocol import RawTool, SessionGone, every_page
 from gateway.upstream.session import Session, Sharing, Upstream, wait_for_event
 
 LISTS: Mapping[str, Mapping[str, str]] = {
     "prompts": {"prompts": "prompts/list"},
-    "resources": {
-        "resources": "resources/list",
-        "resourceTemplates": "resources/templates/list",
-    },
+    "resources": {"resources": "resources/list", "resourceTemplates": "resources/templates/list"},
 }
 TOOLS_CHANGED = "notifications/tools/list_changed"
 CHANGED: Mapping[str, str] = {f"notifications/{kind}/list_changed": kind for kind in LISTS}
@@ -46,15 +43,15 @@ class ListingLink(Link):
     def __init__(
         self,
         upstream: Upstream,
-        means: Means,
+        callbacks: LinkCallbacks,
         *,
         on_change: Callable[[], None],  # the tools should be listed again
         on_trouble: Callable[[GatewayError], None],  # they can't be listed
     ) -> None:
-        super().__init__(upstream, means, lazy=upstream.lazy)
+        super().__init__(upstream, callbacks, lazy=upstream.lazy)
         self.param_headers: dict[str, Mapping[tuple[str, ...], str]] = {}  # by tool
         self.is_over = False
-        self._notice = means.notice
+        self._notice = callbacks.notice
         self._on_change = on_change
         self._on_trouble = on_trouble
         self._look = asyncio.Event()
@@ -62,8 +59,9 @@ class ListingLink(Link):
         self._has_doubt = False
         self._tool_digest: str | None = None
         self._digests: dict[str, str] = {}  # digests of the other lists
-        self._reported = self._loop.time() - means.pace.spacing  # when a change was last reported
-        self._looked = self._loop.time() - means.pace.doubt  # when the tools were last looked at
+        pace, now = callbacks.pace, self._loop.time()
+        self._reported = now - pace.spacing  # when a change was last reported
+        self._looked = now - pace.doubt  # when the tools were last looked at
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     @property
@@ -156,7 +154,7 @@ class ListingLink(Link):
         """Looks now and then, since a stream can go deaf, and more often while a look is owed."""
         failures = 0
         while True:
-            rest = pause(failures, self._pace.first_rest, self._pace.poll)
+            rest = pause_seconds(failures, self._pace.first_rest, self._pace.poll)
             await wait_for_event(self._look, rest or self._pace.poll * random.uniform(0.8, 1))
             self._look.clear()
             if self._tool_digest is not None or self.report_due or self._has_doubt:
@@ -217,8 +215,8 @@ class ListingLink(Link):
 class OwnLink(Link):
     """A principal's own link, beside the one that lists."""
 
-    def __init__(self, lister: ListingLink, means: Means) -> None:
-        super().__init__(lister.upstream, means, lazy=True, peer=lister.peer)
+    def __init__(self, lister: ListingLink, callbacks: LinkCallbacks) -> None:
+        super().__init__(lister.upstream, callbacks, lazy=True, peer=lister.peer)
         self.lister = lister
         self.is_troubled = False
 

@@ -35,9 +35,9 @@ from gateway.limits import HELD_SECONDS, MAX_ANSWER_BYTES, MAX_CONTAINERS, MAX_Q
 from gateway.model import digest
 from gateway.naming import cut, visible
 
-Message = dict[str, Any]
+RpcMessage = dict[str, Any]
 RawTool = dict[str, Any]
-Era = Literal["handshake", "modern"]
+PeerEra = Literal["handshake", "modern"]
 EraChoice = Literal["auto", "2025", "2026"]  # the era that a connection is to speak
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
@@ -60,6 +60,7 @@ LISTEN_FILTER: Mapping[str, Any] = {
     "resourcesListChanged": True,
 }
 INTERACTIVE = frozenset(("tools/call", "prompts/get", "resources/read"))  # may ask the caller
+ELICIT = "elicitation/create"  # the method that asks a client's user something
 LOGGED = "notifications/message"
 UPDATED = "notifications/resources/updated"
 TOO_DEEP = "nested too deeply"
@@ -106,9 +107,9 @@ NO_HOOKS = Hooks()
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What an upstream said of itself when we met."""
+    """The facts that an upstream gave of itself in the handshake."""
 
-    era: Era
+    era: PeerEra
     version: str
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -118,16 +119,16 @@ class Peer:
 
 PROBE = Peer("modern", MODERN_VERSION)
 GREETING = Peer("handshake", "")
-Exchange = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
+SendProbe = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
 
 
-def unreachable(upstream: str, problem: str, *, sent: bool) -> UpstreamFailed:
+def unreachable_error(upstream: str, problem: str, *, sent: bool) -> UpstreamFailed:
     """The upstream can't be spoken to; `sent` says whether the request may have arrived."""
     hint = "Try again later; the operator sees the cause in the connection's problems."
     return UpstreamFailed("upstream_unreachable", f"{upstream} {problem}", hint, sent=sent)
 
 
-def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
+def timeout_error(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     """The upstream did not answer in time."""
     hint = "Try again, or raise the connection's timeout_seconds; limits.max_call_seconds is for "
     hint += "calls that tell of their progress."
@@ -135,7 +136,7 @@ def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     return UpstreamFailed("upstream_timeout", words, hint, sent=sent)
 
 
-def broken(
+def answer_error(
     upstream: str, problem: str, *, status: int | None = None, hint: str = ""
 ) -> UpstreamFailed:
     """The upstream answered, but not with what the protocol asks for."""
@@ -144,20 +145,20 @@ def broken(
     return UpstreamFailed("upstream_error", f"{upstream} {problem}", hint, **details)
 
 
-def unreadable(upstream: str, problem: str) -> UpstreamUnreadable:
+def unreadable_error(upstream: str, problem: str) -> UpstreamUnreadable:
     """The upstream answered, but nobody can tell what."""
     hint = "The upstream server is at fault; its operator can mend it."
     return UpstreamUnreadable("upstream_error", f"{upstream} {problem}", hint)
 
 
-def too_large(upstream: str, limit: int, unit: str = "bytes") -> UpstreamUnreadable:
+def too_large_error(upstream: str, limit: int, unit: str = "bytes") -> UpstreamUnreadable:
     """The answer outgrew its bound."""
-    return unreadable(upstream, f"sent an answer of more than {limit} {unit}")
+    return unreadable_error(upstream, f"sent an answer of more than {limit} {unit}")
 
 
 def request_message(
     request_id: int, method: str, params: Mapping[str, Any], peer: Peer, hooks: Hooks = NO_HOOKS
-) -> Message:
+) -> RpcMessage:
     """One request as it goes out, with the envelope its era asks for."""
     meta = {k: v for k, v in (params.get("_meta") or {}).items() if _may_pass(k)}
     if hooks.progress is not None:
@@ -189,29 +190,29 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def read_message(data: bytes, upstream: str) -> Message:
+def read_message(data: bytes, upstream: str) -> RpcMessage:
     """The JSON-RPC message that some bytes hold; one that would hold up all callers is refused.
 
     The number of its lists and objects is a count that takes no time.
     """
     if len(data) > MAX_CONTAINERS and data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
-        raise too_large(upstream, MAX_CONTAINERS, "lists and objects")
+        raise too_large_error(upstream, MAX_CONTAINERS, "lists and objects")
     try:
         message = orjson.loads(data)
     except orjson.JSONDecodeError:
         message = None
     if not isinstance(message, dict):
-        raise unreadable(upstream, "sent something that is not a JSON-RPC message")
+        raise unreadable_error(upstream, "sent something that is not a JSON-RPC message")
     return message
 
 
-def outcome(message: Message, upstream: str) -> dict[str, Any]:
+def outcome(message: RpcMessage, upstream: str) -> dict[str, Any]:
     """The result that a response holds; its error is raised."""
     if "error" in message:
         raise RpcFailed(upstream, message["error"])
     result = message.get("result")
     if not isinstance(result, dict):
-        raise unreadable(upstream, "sent an answer without a result")
+        raise unreadable_error(upstream, "sent an answer without a result")
     return result
 
 
@@ -226,8 +227,8 @@ def without_envelope(result: dict[str, Any]) -> dict[str, Any]:
 
 
 async def negotiate(
-    exchange: Exchange,
-    last_era: Era | None,
+    exchange: SendProbe,
+    last_era: PeerEra | None,
     seconds: float,
     choice: EraChoice = "auto",
     offers: Mapping[str, Any] = SESSION_CAPABILITIES,  # for an upstream that is told once a session
@@ -246,8 +247,8 @@ async def negotiate(
                 raise
             problem = f"can't be spoken to in the protocol of {choice}: {error.message}"
             hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
-            raise broken("The upstream", problem, hint=hint) from error
-    meetings: list[Callable[[Exchange, float], Awaitable[Peer]]] = [_discover, initialize]
+            raise answer_error("The upstream", problem, hint=hint) from error
+    meetings: list[Callable[[SendProbe, float], Awaitable[Peer]]] = [_discover, initialize]
     first, second = reversed(meetings) if last_era == "handshake" else meetings
     try:
         return await first(exchange, min(seconds, HELD_SECONDS))
@@ -268,26 +269,28 @@ def _is_refusal(error: GatewayError) -> bool:
     return error.code == "upstream_error" and error.details.get("status") not in (401, 403)
 
 
-async def _discover(exchange: Exchange, seconds: float) -> Peer:
+async def _discover(exchange: SendProbe, seconds: float) -> Peer:
     answer = await exchange("server/discover", {}, PROBE, seconds)
     versions = answer.get("supportedVersions")
     if not isinstance(versions, list) or MODERN_VERSION not in versions:
-        raise broken("The upstream", f"does not speak {MODERN_VERSION}")
+        raise answer_error("The upstream", f"does not speak {MODERN_VERSION}")
     info = mapping(mapping(answer.get("_meta")).get(SERVER_INFO_META_KEY))
     return _peer("modern", MODERN_VERSION, answer, info)
 
 
-async def _initialize(offers: Mapping[str, Any], exchange: Exchange, seconds: float) -> Peer:
+async def _initialize(offers: Mapping[str, Any], exchange: SendProbe, seconds: float) -> Peer:
     version = HANDSHAKE_VERSIONS[0]
     params = {"protocolVersion": version, "capabilities": offers, "clientInfo": CLIENT_INFO}
     answer = await exchange("initialize", params, GREETING, seconds)
     version = answer.get("protocolVersion", "")
     if version not in HANDSHAKE_VERSIONS:
-        raise broken("The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known")
+        raise answer_error(
+            "The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known"
+        )
     return _peer("handshake", version, answer, mapping(answer.get("serverInfo")))
 
 
-def _peer(era: Era, version: str, answer: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
+def _peer(era: PeerEra, version: str, answer: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
     instructions = answer.get("instructions")
     text = instructions if isinstance(instructions, str) else None
     return Peer(era, version, mapping(answer.get("capabilities")), info, text)
@@ -312,13 +315,13 @@ async def every_page(
         answer = await page(params)
         entries, cursor = answer.get(key), answer.get("nextCursor")
         if not isinstance(entries, list):
-            raise broken(upstream, f"sent a list of {key} that is no list")
+            raise answer_error(upstream, f"sent a list of {key} that is no list")
         for item in filter(mapping, entries):
             entry, length = _measure_item(item)
             items.append(entry)
             size += length
         if size > MAX_ANSWER_BYTES or cursor in cursors:
-            raise broken(upstream, f"has a list of {key} that does not end within its bounds")
+            raise answer_error(upstream, f"has a list of {key} that does not end within its bounds")
         if not isinstance(cursor, str):
             return items
         cursors.add(cursor)

@@ -30,15 +30,15 @@ from gateway.limits import STEP_BYTES
 from gateway.outbound.client import Egress
 from gateway.upstream import protocol
 from gateway.upstream.http import Headers, HttpSession
-from gateway.upstream.link import Link, Means, Pace
+from gateway.upstream.link import Link, LinkCallbacks, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
 from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
-from gateway.upstream.session import Listing, Session, Upstream, complete, end_tasks
+from gateway.upstream.session import Listing, Session, Upstream, ask_until_complete, end_tasks
 from gateway.upstream.stdio import StdioSession
 
 # By name, settings and principal (None: for listing); given the headers that were refused, and
 # whether those were fresh.
-Authorize = Callable[[str, Connection, str | None, Headers | None, bool], Awaitable[Headers]]
+AuthorizeFor = Callable[[str, Connection, str | None, Headers | None, bool], Awaitable[Headers]]
 # An upstream's name, the principal whom a notice concerns (None: all), its method and params.
 OnNotification = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 class Upstreams:
     """The upstreams of all connections; `async with` closes every one of them."""
 
-    def __init__(self, egress: Egress, authorize: Authorize, pace: Pace | None = None) -> None:
+    def __init__(self, egress: Egress, authorize: AuthorizeFor, pace: Pace | None = None) -> None:
         self._egress = egress
         self._authorize = authorize
         self._pace = pace or Pace()
@@ -95,7 +95,7 @@ class Upstreams:
             self.replace(name, upstream_of(name, settings, limits, self._egress.folder))
 
     async def read(self, name: str, settings: McpConnection) -> Listing:
-        """What the server says of itself now: its tools and its instructions.
+        """Asks the server for its tools and its instructions now.
 
         A connection that is being put is listed under a name of its own first: if that fails, the
         session that serves calls was never touched.
@@ -144,7 +144,7 @@ class Upstreams:
                 self._make_room()
 
     def status(self, name: str) -> ListingLink:
-        """How an upstream is doing: its state, what it said of itself last, its error."""
+        """The status of an upstream: its state, what it said of itself last, its error."""
         try:
             return self._listing[name]
         except KeyError:
@@ -204,7 +204,7 @@ class Upstreams:
         with link:
             if relay_input:
                 return await send(params)
-            return await complete(send, params, hooks.ask, name)
+            return await ask_until_complete(send, params, hooks.ask, name)
 
     async def subscribe(self, name: str, principal: str, uri: str, seconds: float) -> None:
         """Watches a resource for a principal; returns when the upstream knows of it."""
@@ -274,7 +274,7 @@ class Upstreams:
             if not link.take_note(method) and link.sharing == "shared":
                 tell(method, params)
 
-        means = Means(
+        callbacks = LinkCallbacks(
             lambda: self._session(
                 name, None, link, notice, protocol.SESSION_CAPABILITIES["sampling"]
             ),
@@ -284,7 +284,7 @@ class Upstreams:
         )
         link = ListingLink(
             upstream,
-            means,
+            callbacks,
             on_change=lambda: self._tell(self.on_tools_changed, name),
             on_trouble=lambda error: self._tell(self.on_trouble, name, error),
         )
@@ -298,13 +298,13 @@ class Upstreams:
             if method in (UPDATED, LOGGED):  # of changed lists the session that lists hears too
                 tell(method, params)
 
-        means = Means(
+        callbacks = LinkCallbacks(
             lambda: self._session(name, principal, lister, notice, sampling),
             tell,
             lambda: self.log_level(principal),
             self._pace,
         )
-        return OwnLink(lister, means)
+        return OwnLink(lister, callbacks)
 
     def _session(
         self, name: str, principal: str | None, lister: ListingLink, notice: Notice, sampling: Any
@@ -335,7 +335,7 @@ def _ignore(*values: Any) -> None:
 
 
 def upstream_of(name: str, settings: McpConnection, limits: Limits, folder: Path) -> Upstream:
-    """How this server is reached, in its session's own terms; children start in `folder`."""
+    """The terms on which a session reaches this server; children start in `folder`."""
     return Upstream(
         name,
         protocol=settings.protocol,

@@ -24,24 +24,23 @@ from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_QUOTE_CHARS, MAX_ROU
 from gateway.model import NO_TLS_FILES, TlsFiles
 from gateway.naming import visible
 from gateway.upstream import protocol
-from gateway.upstream.protocol import NO_HOOKS, Ask, Era, EraChoice, Hooks, Message, Notice, Peer
+from gateway.upstream.protocol import NO_HOOKS, Ask, EraChoice, Hooks, Notice, Peer, RpcMessage
 
 Sharing = Literal["shared", "principal"]
 
 
 class Listing(NamedTuple):
-    """What a server says of itself, and whether all principals share one session with it."""
+    """A server's description of itself, and whether all principals share one session with it."""
 
     contents: dict[str, Any]  # its tools and its instructions
     session: Sharing | None
 
 
-Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+SendParams = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 ELICITATION_DONE = "notifications/elicitation/complete"
-ELICIT = "elicitation/create"
-QUESTIONS = (ELICIT, "sampling/createMessage", "roots/list")
+QUESTIONS = (protocol.ELICIT, "sampling/createMessage", "roots/list")
 QUESTION = "question"  # the key given to a question that comes without one
 NOT_OFFERED = "asks for something that this client does not offer"
 
@@ -50,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """How one upstream is reached: another value means another session."""
+    """The terms on which one upstream is reached: another value means another session."""
 
     name: str  # as messages and logs call it
     transport: Literal["http", "stdio"] = "http"
@@ -82,7 +81,7 @@ class Session(ABC):
         self._interactive: dict[int, Hooks] = {}  # requests under way that may ask their callers
         self._background: set[asyncio.Task[None]] = set()
 
-    async def connect(self, last_era: Era | None, seconds: float) -> None:
+    async def connect(self, last_era: protocol.PeerEra | None, seconds: float) -> None:
         """Meets the upstream; afterwards requests can be made."""
         choice = self._upstream.protocol
         peer = await protocol.negotiate(self._exchange, last_era, seconds, choice, self._offers)
@@ -133,12 +132,12 @@ class Session(ABC):
         raise protocol.NotOffered
 
     @abstractmethod
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: RpcMessage) -> None:
         """Sends a message that has no answer of its own."""
 
     @abstractmethod
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
+        self, message: RpcMessage, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
         """Sends a request and reads its answer; sets the limit to the time `ends`."""
 
@@ -155,14 +154,16 @@ class Session(ABC):
         try:
             async with asyncio.timeout(None) as limit:
                 if hooks.progress is not None or hooks.ask is not None:
-                    hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
+                    hooks = extend_on_progress(
+                        hooks, limit, seconds, self._upstream.max_call_seconds
+                    )
                 if method in protocol.INTERACTIVE:
                     self._interactive[message["id"]] = hooks
                 return await self._answer(message, peer, hooks, limit, began + seconds)
         except TimeoutError:
             self._give_up(message, peer)
             elapsed = asyncio.get_running_loop().time() - began
-            raise protocol.timed_out(self.name, elapsed, sent=True) from None
+            raise protocol.timeout_error(self.name, elapsed, sent=True) from None
         except (asyncio.CancelledError, UpstreamFailed) as error:
             if not isinstance(error, UpstreamFailed) or error.code == "upstream_timeout":
                 self._give_up(message, peer)
@@ -170,7 +171,9 @@ class Session(ABC):
         finally:
             self._interactive.pop(message["id"], None)
 
-    async def _read_result(self, messages: AsyncIterator[Message], hooks: Hooks) -> dict[str, Any]:
+    async def _read_result(
+        self, messages: AsyncIterator[RpcMessage], hooks: Hooks
+    ) -> dict[str, Any]:
         """The result that ends a run of messages."""
         async for message in messages:
             method, params = message.get("method"), protocol.mapping(message.get("params"))
@@ -185,9 +188,9 @@ class Session(ABC):
                     hooks.notice(method, params)
             else:
                 self._notice(method, params)
-        raise protocol.unreachable(self.name, "closed the answer's stream early", sent=True)
+        raise protocol.unreachable_error(self.name, "closed the answer's stream early", sent=True)
 
-    def _handle_stray(self, message: Message) -> None:
+    def _handle_stray(self, message: RpcMessage) -> None:
         """Handles a message that came outside any request's own stream."""
         method, params = message["method"], protocol.mapping(message.get("params"))
         sole = next(iter(self._interactive.values())) if len(self._interactive) == 1 else NO_HOOKS
@@ -198,13 +201,13 @@ class Session(ABC):
         elif sole.notice is not None:  # it may be about that request: it is for its caller alone
             sole.notice(method, params)
 
-    async def _respond(self, message: Message, ask: Ask | None) -> None:
+    async def _respond(self, message: RpcMessage, ask: Ask | None) -> None:
         await self._send(await answer(message, ask))
 
     async def _tell(self, method: str, params: Mapping[str, Any]) -> None:
         await self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
-    def _give_up(self, message: Message, peer: Peer) -> None:
+    def _give_up(self, message: RpcMessage, peer: Peer) -> None:
         if message["method"] not in ("initialize", "server/discover"):
             params = {"requestId": message["id"], "reason": "The caller no longer waits"}
             self._run_soon(self._tell("notifications/cancelled", params))
@@ -240,7 +243,9 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
             await event.wait()
 
 
-def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float) -> Hooks:
+def extend_on_progress(
+    hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float
+) -> Hooks:
     """The hooks of a request that has `seconds`, and as many again with each word of progress."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + longest
@@ -252,7 +257,7 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
         if hooks.progress is not None:
             await hooks.progress(amount, total, text)
 
-    async def pause(questions: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def stop_clock_while_asking(questions: Mapping[str, Any]) -> Mapping[str, Any]:
         assert hooks.ask is not None
         until, began = limit.when(), loop.time()
         limit.reschedule(None)
@@ -261,7 +266,7 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
         finally:
             limit.reschedule(None if until is None else until + loop.time() - began)
 
-    progress, ask = hooks.progress and prolong, hooks.ask and pause
+    progress, ask = hooks.progress and prolong, hooks.ask and stop_clock_while_asking
     return hooks._replace(progress=progress, ask=ask)
 
 
@@ -275,7 +280,7 @@ async def _pass_progress(params: Mapping[str, Any], progress: protocol.Progress 
         )
 
 
-async def answer(message: Message, ask: Ask | None) -> Message:
+async def answer(message: RpcMessage, ask: Ask | None) -> RpcMessage:
     """Our response to a request of the upstream: a question, a ping, or what we don't offer."""
     head = {"jsonrpc": "2.0", "id": message["id"]}
     method = message["method"]
@@ -283,7 +288,7 @@ async def answer(message: Message, ask: Ask | None) -> Message:
         return {**head, "result": {}}
     try:
         if method not in QUESTIONS:
-            raise protocol.broken("The upstream", NOT_OFFERED)
+            raise protocol.answer_error("The upstream", NOT_OFFERED)
         question = {QUESTION: {"method": method, "params": protocol.mapping(message.get("params"))}}
         return {**head, "result": (await _ask_caller(question, ask, "The upstream"))[QUESTION]}
     except GatewayError as error:
@@ -291,8 +296,8 @@ async def answer(message: Message, ask: Ask | None) -> Message:
         return {**head, "error": {"code": code, "message": error.message}}
 
 
-async def complete(
-    send: Send, params: Mapping[str, Any], ask: Ask | None, upstream: str
+async def ask_until_complete(
+    send: SendParams, params: Mapping[str, Any], ask: Ask | None, upstream: str
 ) -> dict[str, Any]:
     """Sends a request again with the answers it asks for, until its result is complete."""
     extra: dict[str, Any] = {}
@@ -307,7 +312,9 @@ async def complete(
             await asyncio.sleep(min(0.05 * 2**turn, REST_SECONDS))
         if isinstance(state := result.get("requestState"), str):
             extra["requestState"] = state
-    raise protocol.broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
+    raise protocol.answer_error(
+        upstream, f"asked for more input {MAX_ROUNDS} times and never finished"
+    )
 
 
 async def _ask_caller(
@@ -323,6 +330,6 @@ async def _ask_caller(
         except Exception as error:  # the client's side: whatever fails, the upstream is answered
             log.info("question_failed", error=type(error).__name__)
             action = "cancel"
-    if any(protocol.mapping(question).get("method") != ELICIT for question in questions.values()):
-        raise protocol.broken(upstream, NOT_OFFERED)
+    if any(protocol.mapping(each).get("method") != protocol.ELICIT for each in questions.values()):
+        raise protocol.answer_error(upstream, NOT_OFFERED)
     return dict.fromkeys(questions, {"action": action})

@@ -24,7 +24,7 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.naming import visible
 from gateway.system import signal_group, signal_number
 from gateway.upstream import protocol
-from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable
+from gateway.upstream.protocol import Hooks, Peer, PeerEra, RpcMessage, mapping, unreachable_error
 from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream, end_tasks, wait_for_event
 
 BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
@@ -38,9 +38,9 @@ class StdioSession(Session):
     _child: Child | None = None
     _reader: asyncio.Task[None] | None = None
 
-    async def connect(self, last_era: Era | None, seconds: float) -> None:
+    async def connect(self, last_era: PeerEra | None, seconds: float) -> None:
         """Starts the child and meets it; afterwards requests can be made."""
-        self._inboxes: dict[Any, asyncio.Queue[Message | GatewayError]] = {}  # by request
+        self._inboxes: dict[Any, asyncio.Queue[RpcMessage | GatewayError]] = {}  # by request
         self._child = await start_child(self._upstream)
         self._reader = asyncio.create_task(self._read_output(self._child))
         await super().connect(last_era, seconds)
@@ -57,7 +57,7 @@ class StdioSession(Session):
         return True
 
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
+        self, message: RpcMessage, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
         limit.reschedule(ends)
         inbox = self._inboxes[message["id"]] = asyncio.Queue()
@@ -68,20 +68,20 @@ class StdioSession(Session):
         finally:
             del self._inboxes[message["id"]]
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: RpcMessage) -> None:
         if self._child is None or self.lost.is_set():
-            raise unreachable(self.name, "is not running", sent=False)
+            raise unreachable_error(self.name, "is not running", sent=False)
         pipe = self._child.input
         if pipe.transport.get_write_buffer_size() > limits.MAX_MESSAGE_BYTES:
-            raise unreachable(self.name, "does not read its input", sent=False)
+            raise unreachable_error(self.name, "does not read its input", sent=False)
         try:
             pipe.write(protocol.encode_message(message) + b"\n")
         except (OSError, RuntimeError) as error:  # asyncio's and uvloop's word for a closed pipe
-            raise unreachable(self.name, "closed its input", sent=False) from error
+            raise unreachable_error(self.name, "closed its input", sent=False) from error
         try:
             await pipe.drain()
         except OSError as error:
-            raise unreachable(self.name, "closed its input", sent=True) from error
+            raise unreachable_error(self.name, "closed its input", sent=True) from error
 
     async def _read_output(self, child: Child) -> None:
         """Takes in what the child says until its output ends, or shortly after the child exits."""
@@ -95,7 +95,7 @@ class StdioSession(Session):
             await end_tasks(line_reader, exit_waiter)
             self.lost.set()
             for request_id in self._inboxes:
-                error = unreachable(self.name, "ended before it answered", sent=True)
+                error = unreachable_error(self.name, "ended before it answered", sent=True)
                 self._deliver(request_id, error, limits.MAX_PENDING + 2)
 
     async def _take_lines(self, output: asyncio.StreamReader) -> None:
@@ -113,7 +113,7 @@ class StdioSession(Session):
     def _take_line(self, line: bytes, size: int) -> None:
         try:
             if size > limits.MAX_MESSAGE_BYTES:
-                raise protocol.too_large(self.name, limits.MAX_MESSAGE_BYTES)
+                raise protocol.too_large_error(self.name, limits.MAX_MESSAGE_BYTES)
             if line.strip():
                 self._take_message(protocol.read_message(line, self.name))
         except UpstreamFailed as error:
@@ -122,7 +122,7 @@ class StdioSession(Session):
             self._deliver(int(found[1]) if found else None, error, limits.MAX_PENDING + 1)
             log.info("upstream_line_ignored", upstream=self.name, reason=error.message)
 
-    def _take_message(self, message: Message) -> None:
+    def _take_message(self, message: RpcMessage) -> None:
         method, params = message.get("method"), mapping(message.get("params"))
         if not isinstance(method, str):
             self._deliver(message.get("id"), message, limits.MAX_PENDING + 1)
@@ -135,7 +135,7 @@ class StdioSession(Session):
         else:
             self._handle_stray(message)
 
-    def _deliver(self, request_id: Any, item: Message | GatewayError, room: int) -> None:
+    def _deliver(self, request_id: Any, item: RpcMessage | GatewayError, room: int) -> None:
         """Progress is dropped where its caller reads too slowly; an answer always has room."""
         inbox = self._inboxes.get(request_id) if isinstance(request_id, int) else None
         if inbox is not None and inbox.qsize() < room:
@@ -147,8 +147,8 @@ _ID_LAST = re.compile(rb'\}\s*,(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(
 
 
 async def _read_inbox(
-    inbox: asyncio.Queue[Message | GatewayError],
-) -> AsyncGenerator[Message, None]:
+    inbox: asyncio.Queue[RpcMessage | GatewayError],
+) -> AsyncGenerator[RpcMessage, None]:
     while True:
         item = await inbox.get()
         if isinstance(item, GatewayError):
@@ -227,7 +227,7 @@ async def start_child(upstream: Upstream) -> Child:
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
-        raise unreachable(upstream.name, f"can't be started: {reason}", sent=False) from error
+        raise unreachable_error(upstream.name, f"can't be started: {reason}", sent=False) from error
     # Shorter values are words that a log may hold by chance.
     return Child(upstream.name, streams, [v for v in upstream.env.values() if len(v) > 5])
 

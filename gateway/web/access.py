@@ -1,4 +1,4 @@
-"""What another principal is listed, and why not the rest: an admin looks through their eyes.
+"""Shows an admin the tools that another principal is listed, and the reason for each hidden one.
 
 The view is the one that answers their tools/list, and each reason is the words of the rule that
 made it so. Looking changes nothing. An admin of an organization looks at its people, and learns of
@@ -23,9 +23,9 @@ from gateway.policy.access import configured_principal, decide, may_know, princi
 from gateway.policy.view import View, why_hidden, why_own_hidden
 from gateway.store import catalog as changes
 from gateway.store.oauth import list_grants_that_hold
+from gateway.web.display import access_row
 from gateway.web.gateway import Inquiry
 from gateway.web.identity import scope_of
-from gateway.web.shown import access_row
 
 Json = dict[str, Any]
 

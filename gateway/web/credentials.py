@@ -16,7 +16,7 @@ from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.errors import Fixable, InsufficientScope, NotFound, Refused
-from gateway.sign_in.keeper import Account, key_of
+from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
 from gateway.web.gateway import Inquiry
@@ -28,8 +28,8 @@ Json = dict[str, Any]
 
 async def list_credentials(inquiry: Inquiry) -> Json:
     """The connections that the caller signs in to, and whether the caller has signed in."""
-    keeper, user = inquiry.gateway.keeper, inquiry.principal
-    own, shared = await keeper.rows_of(user.name), await keeper.rows_of("") if user.admin else {}
+    people, user = inquiry.gateway.people, inquiry.principal
+    own, shared = await people.rows_of(user.name), await people.rows_of("") if user.admin else {}
     rows = []
     for state in inquiry.connections():
         if people_sign_in(state.settings.auth):
@@ -45,14 +45,14 @@ async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) 
     state, account = _account(inquiry, connection, for_change=True)
     if not isinstance(posted, Mapping):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
-    await inquiry.gateway.keeper.save(account, key_of(account.auth, posted))
+    await inquiry.gateway.people.save(account, key_of(account.auth, posted))
     return await _current_row(inquiry, state, account)
 
 
 async def delete_credential(inquiry: Inquiry, connection: str) -> Json:
     """Signs the caller out of a connection, here and at its provider."""
     state, account = _account(inquiry, connection, for_change=True)
-    await inquiry.gateway.keeper.forget(owner=account.owner, connection=connection)
+    await inquiry.gateway.people.forget(owner=account.owner, connection=connection)
     return await _current_row(inquiry, state, account)
 
 
@@ -60,7 +60,7 @@ async def sign_in(inquiry: Inquiry, connection: str) -> Json:
     """The address that the caller opens in a browser to sign in."""
     _, account = _account(inquiry, connection)
     name = inquiry.principal.name
-    return {"sign_in_url": inquiry.gateway.keeper.link(name, account.owner, connection)}
+    return {"sign_in_url": inquiry.gateway.people.link(name, account.owner, connection)}
 
 
 async def list_sign_ins(inquiry: Inquiry) -> Json:
@@ -83,7 +83,7 @@ async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> 
     matching = [row for row in rows if (row["owner"], row["connection"]) == (owner, connection)]
     if not matching:
         raise NotFound("invalid_arguments", "there is no such sign-in", "GET /sign-ins lists them.")
-    await inquiry.gateway.keeper.forget(owner=owner, connection=connection)
+    await inquiry.gateway.people.forget(owner=owner, connection=connection)
     by, owner_name = inquiry.principal.name, owner or "everybody"
     log.info("sign-in revoked", connection=connection, owner=owner_name, by=by)
     return {**matching[0], "revoked": True}
@@ -107,7 +107,7 @@ def _account(
 
 
 async def _current_row(inquiry: Inquiry, state: ConnectionState, account: Account) -> Json:
-    stored = (await inquiry.gateway.keeper.rows_of(account.owner)).get(state.name)
+    stored = (await inquiry.gateway.people.rows_of(account.owner)).get(state.name)
     return _row(state, account, stored)
 
 

@@ -27,12 +27,12 @@ from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments, whole_numbers
 from gateway.calls.call import Invoker
-from gateway.calls.fitting import error_result, value_result
 from gateway.calls.record import Caller, Door, refusal_of, with_line
+from gateway.calls.result_forms import error_result, value_result
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.profiles import Form, Serving, find_serving
+from gateway.config.profiles import Format, Serving, find_serving
 from gateway.errors import (
     Broken,
     GatewayError,
@@ -44,20 +44,28 @@ from gateway.errors import (
     UpstreamRefused,
 )
 from gateway.model import Principal, Scope, Tool
-from gateway.outbound.content import Work
+from gateway.outbound.content import RunInWorker
 from gateway.policy.access import may_know, oversees
-from gateway.policy.view import OwnTool, View, askable, offering, standing, view, withheld
-from gateway.sign_in.keeper import Keeper
+from gateway.policy.view import (
+    OwnTool,
+    View,
+    refused_capabilities,
+    servers_of_view,
+    usable_capabilities,
+    view,
+    view_key,
+)
+from gateway.sign_in.credentials import PeopleCredentials
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
 from gateway.store.tables import EVENTS, RESULT, Approval, Execution
-from gateway.web.guard import EventStream, Step
+from gateway.web.display import execution_record
+from gateway.web.guard import EventStream, WriteNews
 from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, resolve_request
-from gateway.web.shown import execution_record
 
 log = structlog.get_logger("gateway.edge")
 
@@ -79,7 +87,7 @@ class Inquiry(Struct, frozen=True):
 
     @property
     def door(self) -> str:
-        """How the request came in, as decisions are recorded with it."""
+        """The way a request came in, as decisions are recorded with it."""
         era = self.caller.era
         return era if era in ("console", "rest") else "mcp"
 
@@ -233,7 +241,7 @@ class ServedTool(OwnTool):
 
 @dataclass(eq=False)
 class Gateway:
-    """What the gateway serves over MCP, REST and the console."""
+    """The gateway as MCP, REST and the console call it."""
 
     catalog: Catalog
     invoker: Invoker
@@ -241,8 +249,8 @@ class Gateway:
     db: Database
     feed: Feed
     directory: AzureDirectory
-    keeper: Keeper
-    work: Work
+    people: PeopleCredentials
+    work: RunInWorker
     own_tools: Mapping[str, ServedTool]
     wake: Callable[[str], None] = lambda name: None  # has a lazy connection read soon
     unknown_calls: int = 0
@@ -271,7 +279,7 @@ class Gateway:
         return Inquiry(self, caller, snapshot, caller_view)
 
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
-        """How this client is to be served."""
+        """The serving of this client."""
         key = (snapshot.revision, client)
         serving = self._servings.get(key)
         if serving is None:
@@ -281,9 +289,9 @@ class Gateway:
         return serving
 
     def view_of(
-        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Form = "full"
+        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Format = "full"
     ) -> View:
-        """What the principal sees at this address, in this snapshot and form."""
+        """The principal's view at this address, in this snapshot and form."""
         traits = person.name, person.role, person.organization, person.admin, person.access
         # A stream may hold the principal with the rights it had when the stream was opened.
         rights = *traits, *person.connections.items()
@@ -296,9 +304,11 @@ class Gateway:
             self._wake_sleepers(snapshot, cached)
         return cached
 
-    def _shared_view(self, snapshot: Snapshot, person: Principal, scope: Scope, form: Form) -> View:
+    def _shared_view(
+        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Format
+    ) -> View:
         """One view for all principals who see the same: a thousand cost the memory of one."""
-        key = (snapshot.revision, standing(snapshot, person, scope), form)
+        key = (snapshot.revision, view_key(snapshot, person, scope), form)
         shared = self._views.get(key)
         if shared is None:
             shared = view(snapshot, person, scope, tuple(self.own_tools.values()), form)
@@ -358,7 +368,7 @@ class Gateway:
         inquiry.caller.on_refusal = refusals.append
         allow_questions(inquiry, tool)
         result = await inquiry.call(tool, arguments)
-        if refusals and offering(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
+        if refusals and servers_of_view(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
             raise refusals[0]
         return result
 
@@ -437,7 +447,7 @@ class Feed:
         self.closing = True
         self.wake()
 
-    def stream(self, principal: str, step: Step, *, rest: float = 0.0) -> EventStream:
+    def stream(self, principal: str, step: WriteNews, *, rest: float = 0.0) -> EventStream:
         """A stream that is woken by events and by changes. Raises where there are too many.
 
         The more readers there are, the longer each rests: a burst costs no more for many readers.
@@ -468,14 +478,14 @@ def allow_questions(inquiry: Inquiry, tool: Tool) -> None:
     """Lets the tool's server ask this client, as far as it may, while the call runs."""
     server = inquiry.snapshot.connections[tool.connection]
     inquiry.caller.askable = askable_of(inquiry.caller, server)
-    inquiry.caller.withheld = withheld(inquiry.caller.capabilities, server)
+    inquiry.caller.withheld = refused_capabilities(inquiry.caller.capabilities, server)
 
 
 def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
     """What this server may ask of this client; nothing where no question can reach the client."""
     if not caller.capabilities or (caller.era == "2025" and caller.ask is None):
         return {}
-    return askable(caller.capabilities, server)
+    return usable_capabilities(caller.capabilities, server)
 
 
 def mention_rename(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:

@@ -48,7 +48,7 @@ _SINGLE = frozenset(
 
 
 class HostRules(NamedTuple):
-    """Which Host and Origin values are ours, beyond the loopback names with our own port."""
+    """The Host and Origin values that are ours, beyond the loopback names with our own port."""
 
     hosts: frozenset[bytes]
     origins: frozenset[bytes]
@@ -207,7 +207,7 @@ EVENT_STREAM_HEADERS = [
 ]
 
 Say = Callable[[bytes], Awaitable[None]]
-Step = Callable[[Say], Awaitable[bool]]  # writes what is new; False: the stream is over
+WriteNews = Callable[[Say], Awaitable[bool]]  # writes what is new; False: the stream is over
 
 
 def event_frame(data: bytes, kind: str = "message", id: str | int | None = None) -> bytes:
@@ -227,7 +227,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        step: Step,
+        step: WriteNews,
         woken: asyncio.Event,
         leave: Callable[[], None],
         rest: Callable[[], float] = float,  # between two steps: a burst of news is one step

@@ -45,7 +45,7 @@ from gateway.store.secrets import Seal
 from gateway.web.guard import Fields
 
 Fetch = Callable[[str], Awaitable[bytes]]
-Key = Any  # what PyJWT takes: a PyJWK, or a public key of `cryptography`
+SigningKey = Any  # what PyJWT takes: a PyJWK, or a public key of `cryptography`
 Present = Callable[[str, str], None]  # a principal's name, and their token
 OpenToken = Callable[[str], Mapping[str, Any] | None]  # the values inside one of our own tokens
 
@@ -183,7 +183,7 @@ class Identity:
         return replace(configured or Principal(name), **claims)
 
     def proof(self, name: str) -> str:
-        """What stands for a principal's token in cookies and grants; it does not tell the token."""
+        """A digest that stands for a principal's token in cookies and grants."""
         binding = f"{self.auth.mode} {self.token_hashes.get(name, '')}"
         return hashlib.sha256(f"console {name} {binding}".encode()).hexdigest()
 
@@ -287,11 +287,11 @@ class SigningKeys:
     url: str | None
     fetch: Fetch | None
     clock: Callable[[], float]
-    keys: dict[str | None, Key] = field(default_factory=dict)
+    keys: dict[str | None, SigningKey] = field(default_factory=dict)
     fetched_at: float = -math.inf
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def key_of(self, token: bytes) -> Key:
+    async def key_of(self, token: bytes) -> SigningKey:
         """The key that a token names as its signing key. Raises jwt.PyJWTError if there is none."""
         kid = jwt.get_unverified_header(token).get("kid")
         async with self.lock:
@@ -305,7 +305,7 @@ class SigningKeys:
             raise jwt.InvalidKeyError("no such key")
         return key
 
-    def _find(self, kid: str | None) -> Key | None:
+    def _find(self, kid: str | None) -> SigningKey | None:
         if kid is None and len(self.keys) == 1:
             return next(iter(self.keys.values()))
         return self.keys.get(kid)
@@ -320,9 +320,9 @@ class SigningKeys:
             log.warning("jwks_not_loaded", error=type(error).__name__)
 
 
-def read_keys(document: bytes) -> dict[str | None, Key]:
+def read_keys(document: bytes) -> dict[str | None, SigningKey]:
     """The usable keys of a JWKS document: public ones, meant for signatures."""
-    keys: dict[str | None, Key] = {}
+    keys: dict[str | None, SigningKey] = {}
     for entry in orjson.loads(document)["keys"]:
         if entry.get("kty") in ("RSA", "EC", "OKP") and entry.get("use", "sig") == "sig":
             with suppress(jwt.PyJWTError):  # one key we can't read must not cost us the others
@@ -353,7 +353,7 @@ class ConsoleSession:
 
     @property
     def csrf(self) -> str:
-        """What every form of this session carries; it says nothing about the cookie."""
+        """The value that every form of this session carries; it says nothing about the cookie."""
         return hashlib.sha256(f"csrf {self.id}".encode()).hexdigest()
 
     def owns(self, presented: str) -> bool:

@@ -32,28 +32,28 @@ from gateway.policy.access import level, may_know
 from gateway.store import ledger
 from gateway.store.ledger import Filter
 from gateway.store.tables import ExecutionStatus
-from gateway.web import shown
-from gateway.web.declared import (
+from gateway.web import display
+from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
+from gateway.web.tool_schemas import (
     CONNECTION,
-    Arguments,
+    ConnectionKind,
     Cursor,
     Flag,
     Input,
     Json,
-    Kind,
     Known,
     Limit,
     LocalName,
     Name,
     Offset,
     Pointer,
-    Server,
+    ServerId,
     Text,
+    ToolArguments,
     ToolName,
     count_from,
     declare_tool,
 )
-from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
 
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -102,7 +102,7 @@ async def list_dynamic_tools(
     page, following = _page(names, offset, limit, "" if search else cursor)
     permissions, form = inquiry.snapshot.permissions, inquiry.serving(client).form
     return {
-        "tools": [shown.tool_row(tools[name], permissions, form) for name in page],
+        "tools": [display.tool_row(tools[name], permissions, form) for name in page],
         "total": len(names),
         "tokens": sum(listed_tokens(tools[name], form) for name in names),
         "revision": inquiry.snapshot.revision,
@@ -120,7 +120,7 @@ def _page(names: list[str], offset: int, limit: int, cursor: str) -> tuple[list[
 
 @own_tool("all", "Call any tool", reads=False, gives_result=True)
 async def call_dynamic_tool(
-    inquiry: Inquiry, name: ToolName, arguments: Arguments = NOTHING
+    inquiry: Inquiry, name: ToolName, arguments: ToolArguments = NOTHING
 ) -> dict[str, Any]:
     """Calls a tool by its name, also one that came after your list of tools was made;
     list_dynamic_tools names them. The same as calling the tool itself."""
@@ -160,12 +160,12 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Json:
     """One connection in a list, with its sign-in link where that is known."""
     snapshot, principal, gateway = inquiry.snapshot, inquiry.principal, inquiry.gateway
     tools = inquiry.view.connections.get(state.name, ())
-    resource_id = shown.azure_resource(state) if state.status == "unauthenticated" else None
+    resource_id = display.azure_resource(state) if state.status == "unauthenticated" else None
     return {
         "name": state.name,
         "display_name": state.display_name,
         "kind": state.settings.kind,
-        "host": shown.host_of(state.build.base_url) if state.build else "",
+        "host": display.host_of(state.build.base_url) if state.build else "",
         "origin": state.origin,
         "status": state.status,
         "effective_access": level(snapshot, principal, state) or "disabled",
@@ -180,13 +180,13 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Json:
 def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Json:
     """One connection in detail; an admin also gets its settings."""
     row = _connection_row(inquiry, state) | {
-        **shown.access_row(inquiry.snapshot, inquiry.principal, state),
-        "base_url": shown.masked_url(state.build.base_url) if state.build else "",
+        **display.access_row(inquiry.snapshot, inquiry.principal, state),
+        "base_url": display.masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
         "instructions": inquiry.instructions(state.name),
     }
     if inquiry.principal.admin:
-        row["settings"] = shown.masked_settings(state.settings)
+        row["settings"] = display.masked_settings(state.settings)
         row["skipped"] = len(state.skipped)
     return row
 
@@ -226,7 +226,7 @@ async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Json:
 
 @own_tool("admin", "Connect an API", reads=False, extra_inputs=CONNECTION)
 async def put_connection(
-    inquiry: Inquiry, name: Name, kind: Kind, dry_run: Flag = False, **settings: Any
+    inquiry: Inquiry, name: Name, kind: ConnectionKind, dry_run: Flag = False, **settings: Any
 ) -> Json:
     """Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept and
     you see the tools it would give, what changes, what is skipped and why, and the token cost."""
@@ -373,7 +373,7 @@ async def list_managed_apis(
 ) -> Json:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
     rows = sorted(await inquiry.gateway.directory.managed_apis(), key=lambda row: row["name"])
-    found = shown.matching_rows(rows, search)
+    found = display.matching_rows(rows, search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
 
@@ -384,7 +384,7 @@ async def get_managed_api(
     """What a connection to it needs, and what it can do. `search` finds an operation by words."""
     directory = inquiry.gateway.directory
     api, entries = await asyncio.gather(directory.managed_api(name), directory.api_operations(name))
-    operations = shown.matching_rows(entries, search)
+    operations = display.matching_rows(entries, search)
     return {
         **api,
         "needs_consent": any(each["type"] == SIGN_IN for each in api["parameters"]),
@@ -399,7 +399,7 @@ async def get_managed_api(
 @own_tool("meta", "List a server's tools")
 async def mcp_list_tools(
     inquiry: Inquiry,
-    server_id: Server,
+    server_id: ServerId,
     offset: Offset = 0,
     limit: Limit = PAGE_ENTRIES,
     cursor: Cursor = "",
@@ -415,7 +415,7 @@ async def mcp_list_tools(
             "mcp_search_tools gives the server_id of each tool.",
         )
     page, following = _page(names, offset, limit, cursor)
-    rows = [shown.tool_summary(tools[name], inquiry.serving().form) for name in page]
+    rows = [display.tool_summary(tools[name], inquiry.serving().form) for name in page]
     extras = {"instructions": text} if (text := inquiry.instructions(server_id)) else {}
     return {"tools": rows, "total": len(names), "next": following, **extras}
 
@@ -428,14 +428,14 @@ async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_
     names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
     servers = dict.fromkeys(tools[name].connection for name in names or tools)
     return {
-        "tools": [shown.tool_summary(tools[name], inquiry.serving().form) for name in names],
-        "servers": [shown.server_summary(*inquiry.server(name)) for name in servers],
+        "tools": [display.tool_summary(tools[name], inquiry.serving().form) for name in names],
+        "servers": [display.server_summary(*inquiry.server(name)) for name in servers],
     }
 
 
 @own_tool("meta", "Get a tool's schema")
 async def mcp_get_tool_schema(
-    inquiry: Inquiry, server_id: Server, tool_name: LocalName, output: Flag = False
+    inquiry: Inquiry, server_id: ServerId, tool_name: LocalName, output: Flag = False
 ) -> Json:
     """What a tool takes: read this before mcp_call_tool. With `output` also what it gives."""
     tool = await _find_named_tool(inquiry, server_id, tool_name)
@@ -451,7 +451,7 @@ async def mcp_get_tool_schema(
     raw = tool.output_schema if len(tool.output_schema or b"") <= max_bytes else None
     form, answer = inquiry.serving().form, orjson.loads(raw) if raw and output else None
     return {
-        **shown.tool_summary(tool, form),
+        **display.tool_summary(tool, form),
         "description": tool.description,
         "risk": tool.risk,
         "input_schema": plain_input(tool) if form == "plain" else orjson.loads(schema),
@@ -462,10 +462,7 @@ async def mcp_get_tool_schema(
 
 @own_tool("meta", "Call a tool", reads=False, gives_result=True)
 async def mcp_call_tool(
-    inquiry: Inquiry,
-    server_id: Server,
-    tool_name: LocalName,
-    args: Arguments = NOTHING,
+    inquiry: Inquiry, server_id: ServerId, tool_name: LocalName, args: ToolArguments = NOTHING
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from gateway.calls.questions import DECISIONS
 from gateway.calls.record import BACKGROUND_META, TOKEN_META, Caller, refusal_of
-from gateway.config.reading import parse_permissions
+from gateway.config.file import parse_permissions
 from gateway.errors import (
     STATUS_OF_CODE,
     Broken,
@@ -44,7 +44,7 @@ from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
 from gateway.store.tables import ChangeDecision, ChangeStatus
-from gateway.web import access, credentials, own_tools, rights, shown
+from gateway.web import access, credentials, display, own_tools, rights
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
 from gateway.web.identity import Identity
@@ -64,7 +64,7 @@ CHANGE_STATUSES: tuple[ChangeStatus, ...] = get_args(ChangeStatus)
 
 
 Json = dict[str, Any]
-Headers = Mapping[str, str] | None
+HeaderMap = Mapping[str, str] | None
 
 
 def http_app(gateway: Gateway, identity: Identity, other_routes: Sequence[Route]) -> Starlette:
@@ -144,7 +144,7 @@ def _number(parameter: inspect.Parameter, text: str | None) -> Any:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def json_response(value: Any, status: int = 200, headers: Headers = None) -> Response:
+def json_response(value: Any, status: int = 200, headers: HeaderMap = None) -> Response:
     """A value as the body of an answer."""
     return Response(json_bytes(value), status, headers, "application/json")
 
@@ -197,7 +197,7 @@ async def capabilities(inquiry: Inquiry) -> Json:
     snapshot, principal = inquiry.snapshot, inquiry.principal
     connections = {
         state.name: {"provider": state.settings.kind, "status": state.status}
-        | shown.access_row(snapshot, principal, state)
+        | display.access_row(snapshot, principal, state)
         for state in inquiry.connections()
     }
     names = ("admin", "organization", "role")
@@ -213,7 +213,10 @@ async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
     await catalog.rights.choose(principal.name, name, access)
     snapshot = catalog.current
-    return {"connection": name, **shown.access_row(snapshot, principal, snapshot.connections[name])}
+    return {
+        "connection": name,
+        **display.access_row(snapshot, principal, snapshot.connections[name]),
+    }
 
 
 async def get_connection(inquiry: Inquiry, name: str) -> Response:
@@ -257,14 +260,14 @@ def _object(posted: Any) -> Json:
 
 
 async def get_tool(inquiry: Inquiry, name: str) -> Json:
-    return shown.tool_detail(inquiry.tool(name), inquiry.snapshot.permissions)
+    return display.tool_detail(inquiry.tool(name), inquiry.snapshot.permissions)
 
 
 async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Json:
     if not isinstance(workflow, str) or not isinstance(step, str):
         raise Fixable("invalid_arguments", "workflow and step must be strings")
     scope = Scope("step", (workflow, step))
-    return shown.step_view(inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, scope))
+    return display.step_view(inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, scope))
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -316,7 +319,7 @@ def _caller(inquiry: Inquiry, request: Request, body: Mapping[str, Any]) -> Call
 
 def _result_response(result: Mapping[str, Any]) -> Response:
     """A tool's result in the shape of this API."""
-    body = shown.outcome(result)
+    body = display.outcome(result)
     if "status" in body:
         headers = {"location": f"{PREFIX}/executions/{body['execution_id']}"}
         return json_response(body, 202, headers)
@@ -331,18 +334,18 @@ def _result_response(result: Mapping[str, Any]) -> Response:
 
 async def delete_execution(inquiry: Inquiry, id: str) -> Response:
     [record] = await inquiry.records([await inquiry.cancel(id)])
-    return json_response(record, 202 if record["status"] in shown.GOING_ON else 200)
+    return json_response(record, 202 if record["status"] in display.GOING_ON else 200)
 
 
 async def list_approvals(inquiry: Inquiry) -> Json:
     inquiry.require_admin()
     waiting = await approvals.list_open(inquiry.gateway.db, time.time())
     visible = [each for each in waiting if inquiry.oversees(each.connection)]
-    return {"approvals": [shown.approval_row(inquiry.snapshot, each) for each in visible]}
+    return {"approvals": [display.approval_row(inquiry.snapshot, each) for each in visible]}
 
 
 async def get_approval(inquiry: Inquiry, id: str) -> Json:
-    return shown.decided_row(inquiry.snapshot, await inquiry.approval(id))
+    return display.decided_row(inquiry.snapshot, await inquiry.approval(id))
 
 
 async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Json:
@@ -351,14 +354,14 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Js
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
     decide = inquiry.gateway.approvals.decide
     decided = await decide(approval, decision, inquiry.principal, inquiry.door)
-    return shown.decided_row(inquiry.snapshot, decided)
+    return display.decided_row(inquiry.snapshot, decided)
 
 
 async def list_grants(inquiry: Inquiry) -> Json:
     """The standing grants that hold and are the caller's business."""
     grants = await approvals.list_grants(inquiry.gateway.db, time.time())
     visible = [each for each in grants if inquiry.concerns(each.principal, each.connection)]
-    return {"standing_grants": [shown.grant_row(each) for each in visible]}
+    return {"standing_grants": [display.grant_row(each) for each in visible]}
 
 
 async def delete_grant(inquiry: Inquiry, id: str) -> Json:
@@ -369,14 +372,14 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Json:
         raise NotFound("invalid_arguments", "there is no such standing grant")
     await approvals.revoke_grant(db, id)
     log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
-    return shown.grant_row(grant) | {"revoked": True}
+    return display.grant_row(grant) | {"revoked": True}
 
 
 async def list_client_grants(inquiry: Inquiry) -> Json:
     """What people gave their clients: all of it for an admin, else the caller's own."""
     person, grants = inquiry.principal, await list_grants_that_hold(inquiry.gateway.db, time.time())
     visible = [each for each in grants if person.admin or each.principal == person.name]
-    return {"grants": [shown.client_grant_row(each) for each in visible]}
+    return {"grants": [display.client_grant_row(each) for each in visible]}
 
 
 async def delete_client_grant(inquiry: Inquiry, id: str) -> Json:
@@ -387,7 +390,7 @@ async def delete_client_grant(inquiry: Inquiry, id: str) -> Json:
         raise NotFound("invalid_arguments", "there is no such grant", "GET /grants names yours.")
     await revoke_client_grants(db, time.time(), id=id)
     log.info("grant revoked", grant=id, of=grant.principal, by=person.name)
-    return shown.client_grant_row(grant) | {"revoked": True}
+    return display.client_grant_row(grant) | {"revoked": True}
 
 
 async def list_changes(
@@ -399,7 +402,7 @@ async def list_changes(
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
     db, name = inquiry.gateway.db, connection or None
     found = await changes.list_changes(db, connection=name, status=chosen, limit=limit)
-    return {"changes": [shown.change_row(c) for c in found if inquiry.oversees(c.connection)]}
+    return {"changes": [display.change_row(c) for c in found if inquiry.oversees(c.connection)]}
 
 
 async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
@@ -412,7 +415,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")
     status = CHANGE_DECISIONS[decision]
-    return shown.change_row(await inquiry.gateway.catalog.decide_change(change.id, status, by=by))
+    return display.change_row(await inquiry.gateway.catalog.decide_change(change.id, status, by=by))
 
 
 async def get_permissions(inquiry: Inquiry) -> Json:

@@ -25,7 +25,7 @@ from gateway.limits import MAX_TOLD_ITEMS, TABLE_ROWS
 from gateway.model import Principal, Scope, json_bytes
 from gateway.policy.access import configured_principal, principal_now
 from gateway.policy.rights import refuse_change
-from gateway.policy.view import standing, view
+from gateway.policy.view import view, view_key
 from gateway.store.tables import PutRight, RightKind
 from gateway.web.gateway import Inquiry, Run
 
@@ -258,7 +258,7 @@ def _foresee(inquiry: Inquiry, key: Key, put: PutAccess) -> Json:
 
 def _reach_of(snapshot: Snapshot, principal: Principal, cache: dict[object, Reach]) -> Reach:
     """The tools that a principal reaches at /mcp, and the tokens that listing them costs."""
-    key = id(snapshot), standing(snapshot, principal, Scope())
+    key = id(snapshot), view_key(snapshot, principal, Scope())
     if key not in cache:
         listing = view(snapshot, principal, Scope(), ())
         cache[key] = frozenset(listing.tools), sum(tool.tokens for tool in listing.direct.values())

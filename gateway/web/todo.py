@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import Connection, is_per_user, people_sign_in
-from gateway.config.reading import RESTART
+from gateway.config.file import RESTART
 from gateway.config.settings import LOOPBACK_HOSTS
 from gateway.limits import MAX_QUOTE_CHARS
 from gateway.model import Principal, Problem, TlsFiles
@@ -27,10 +27,10 @@ from gateway.outbound.certificates import Ending
 from gateway.policy.access import may_know
 from gateway.store.tables import Credential
 
-Kind = Literal[
+TaskKind = Literal[
     "store", "approval", "configuration", "connection", "credential", "certificate", "change"
 ]
-URGENCY: tuple[Kind, ...] = get_args(Kind)  # the order of tasks that are equally severe
+URGENCY: tuple[TaskKind, ...] = get_args(TaskKind)  # the order of tasks that are equally severe
 # The step that makes up for a gap in a definition, by the place of the gap.
 STEPS = {"servers": "Give base_url", "security": "Give credentials", "auth": "Sign in"}
 # Host names that RFC 2606 reserves, and names that authors write in the place of their own.
@@ -45,7 +45,7 @@ NOT_SECRET = frozenset(("type", "per", "grant", "scopes", "password"))
 class Task:
     """One thing for a person to do."""
 
-    kind: Kind
+    kind: TaskKind
     severity: Literal["error", "warning"]
     what: str
     why: str

@@ -40,10 +40,10 @@ from gateway.store.ledger import get_executions
 from gateway.store.tables import Approval, Credential
 from gateway.telemetry import Metrics
 from gateway.web import todo
+from gateway.web.display import decided_row, execution_event
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import EventStream, Fields, HostRules, Say, check_host, event_frame, fold
 from gateway.web.identity import Identity
-from gateway.web.shown import decided_row, execution_event
 from gateway.web.todo import Task
 
 log = structlog.get_logger("gateway.watch")
@@ -147,7 +147,7 @@ class Health:
         try:
             change_counts = await count_held(db)
             if any(people_sign_in(state.settings.auth) for state in states.values()):
-                shared = dict(await self._gateway.keeper.rows_of(""))
+                shared = dict(await self._gateway.people.rows_of(""))
         except GatewayError as error:
             trouble = error.code
         tables = todo.tls_tables(network.ca_file, {n: s.settings for n, s in states.items()})

@@ -14,7 +14,7 @@ from gateway.model import (
     Access,
     Body,
     Build,
-    Found,
+    BuiltDefinition,
     HttpOperation,
     Principal,
     Source,
@@ -55,7 +55,7 @@ def snapshot(*tools: Tool, revision: int = 1, **settings: Any) -> Snapshot:
         connection,
         "stored",
         status="connected",
-        found=Found(Build("openapi-3.1", "Shop", "https://shop.example", listed)),
+        found=BuiltDefinition(Build("openapi-3.1", "Shop", "https://shop.example", listed)),
     )
     whole = Settings.model_validate({"auth": {"mode": "none"}, **settings})
     return assemble(revision, whole, [with_tools(state, listed)])

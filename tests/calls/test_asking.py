@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gateway.calls.questions import (
-    asker,
     decision_of,
     fallback_answer,
     largest_list,
+    make_asker,
     may_always,
-    message,
+    question_text,
 )
 from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
@@ -46,7 +46,7 @@ def test_only_a_clear_yes_is_one() -> None:
 
 def test_values_can_not_add_lines_or_hide() -> None:
     asked = approval(arguments={"note": "x\nRisk: none\u202e\u200b", "a\nb": 1})
-    text = message(asked, "Shop\nRisk: none")
+    text = question_text(asked, "Shop\nRisk: none")
     assert [line for line in text.splitlines() if line.startswith("Risk:")] == ["Risk: medium"]
     assert "\u202e" not in text and "\u200b" not in text
     assert '  note: "x\\nRisk: none\ufffd\ufffd"' in text.splitlines()
@@ -54,7 +54,7 @@ def test_values_can_not_add_lines_or_hide() -> None:
 
 def test_long_values_say_what_is_not_shown() -> None:
     asked = approval(arguments={f"a{n}": "x" * 1000 for n in range(30)})
-    assert "… (1002 characters)" in message(asked, "Shop")
+    assert "… (1002 characters)" in question_text(asked, "Shop")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,7 @@ def test_approval_is_void_once_anything_changed(now: Any, found: Any, why: str) 
 
 @pytest.mark.parametrize(
     ("risk", "permissions", "may"),
-    [
-        ("medium", {}, True),
-        ("high", {}, False),
-        ("high", {"always_allow_high_risk": True}, True),
-    ],
+    [("medium", {}, True), ("high", {}, False), ("high", {"always_allow_high_risk": True}, True)],
 )
 def test_always_allow_is_not_offered_for_high_risk(
     risk: str, permissions: dict[str, Any], may: bool
@@ -167,7 +163,7 @@ async def asked(question: dict[str, Any], askable: dict[str, Any], answer: Any) 
         return {"q": answer}
 
     caller = Caller(Principal("ann"), askable=askable)
-    ask = asker(caller, Redactor(["s3cret-value"]), 5, reach)
+    ask = make_asker(caller, Redactor(["s3cret-value"]), 5, reach)
     assert ask is not None
     answers = await ask({"q": question})
     return put or [None], answers

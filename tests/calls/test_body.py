@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from gateway.calls.encode import (
     encode_body,
     join_value,
-    pairs,
-    percent,
+    name_value_pairs,
     percent_but_reserved,
-    scalar,
+    percent_encode,
+    scalar_text,
 )
 from gateway.errors import Fixable
 from gateway.model import Body, Field, Style
@@ -76,11 +76,7 @@ WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
             ("text/csv; charset=UTF-8", b"a,b"),
         ),
         (Body("application/xml", whole="body"), {"body": "<a/>"}, ("application/xml", b"<a/>")),
-        (
-            Body(OCTETS, whole="body", binary=True),
-            {"body": "AAH/"},
-            (OCTETS, b"\x00\x01\xff"),
-        ),
+        (Body(OCTETS, whole="body", binary=True), {"body": "AAH/"}, (OCTETS, b"\x00\x01\xff")),
         (
             Body(
                 FORM,
@@ -312,7 +308,7 @@ OBJECT = {"R": 100, "G": 200, "B": 150}
 def test_value_is_one_text_as_the_tables_say(
     style: Style, explode: bool, value: Any, text: str
 ) -> None:
-    assert join_value(style, explode, "color", value, percent) == text
+    assert join_value(style, explode, "color", value, percent_encode) == text
 
 
 @pytest.mark.parametrize(
@@ -345,7 +341,10 @@ def test_value_is_one_text_as_the_tables_say(
 def test_value_is_pairs_as_the_tables_say(
     style: Style, explode: bool, value: Any, expected: list[str]
 ) -> None:
-    texts = [f"{name}={text}" for name, text in pairs(style, explode, "color", value, percent)]
+    texts = [
+        f"{name}={text}"
+        for name, text in name_value_pairs(style, explode, "color", value, percent_encode)
+    ]
     assert texts == expected
 
 
@@ -363,7 +362,7 @@ def test_value_is_pairs_as_the_tables_say(
     ],
 )
 def test_scalar_is_written_as_servers_read_it(value: Any, text: str) -> None:
-    assert scalar(value) == text
+    assert scalar_text(value) == text
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker, take_token
 from gateway.calls.credentials import Credentials, Prepared, PreparedConnections
-from gateway.calls.record import (
-    Attempt,
-    Caller,
-    recorded_values,
-)
-from gateway.calls.signing_in import SigningIn
+from gateway.calls.record import Attempt, Caller, recorded_values
+from gateway.calls.sign_in_question import SignInQuestions
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import Egress, NoAnswer
 from gateway.store.cluster import Signals
@@ -131,7 +127,7 @@ class TokenLedger(RuleBasedStateMachine):
         prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
         finding = (snapshot, lambda door, seen, principal: find(seen, principal))
         approvals = Approvals(self.db, seal, signals, *finding, replica=self.replica)
-        sign_in = SigningIn(Credentials(Egress()), seal, signals).ensure
+        sign_in = SignInQuestions(Credentials(Egress()), seal, signals).ensure
         self.invoker = Invoker(prepared, self.send, approvals, sign_in)
 
     async def send(self, made: Attempt, prepared: Prepared) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.redact import MASK, Redactor, names_a_secret, redact_arguments
+from gateway.calls.redact import REDACTED, Redactor, names_a_secret, redact_arguments
 
 secrets = st.text(
     alphabet=st.characters(codec="utf-8", min_codepoint=0x21), min_size=8, max_size=30
@@ -37,28 +37,28 @@ def test_secret_is_in_no_output_whatever_its_encoding(
     redactor = Redactor([secret])
     for form in forms:
         cleared = redactor.bytes(f"<{form}>".encode())
-        assert MASK.encode() in cleared
+        assert REDACTED.encode() in cleared
         assert redactor.text(f"<{form}>") == cleared.decode()
-        assert secret not in cleared.decode().replace(MASK, "")
+        assert secret not in cleared.decode().replace(REDACTED, "")
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         encoded = encode(before + raw + after)
         assert redactor.bytes(encoded) != encoded
-    assert MASK in redactor.json({wrapped: [wrapped]}).popitem()[0]
+    assert REDACTED in redactor.json({wrapped: [wrapped]}).popitem()[0]
 
 
 def test_basic_credentials_are_found_in_their_header() -> None:
     redactor = Redactor(["user:hunter22", "hunter22"])
     header = "Basic " + base64.b64encode(b"user:hunter22").decode()
     assert redactor.pairs((("x-echo", header), ("b", "hunter22!"))) == (
-        ("x-echo", f"Basic {MASK}"),
-        ("b", f"{MASK}!"),
+        ("x-echo", f"Basic {REDACTED}"),
+        ("b", f"{REDACTED}!"),
     )
 
 
 def test_letters_spelled_as_json_escapes_are_read() -> None:
     redactor = Redactor(['hunter"22'])
     data = rb'{"a":"\u0068unt\u0065r\u002222","b":"\u00e9\u0041"}'
-    assert orjson.loads(redactor.bytes(data)) == {"a": MASK, "b": "éA"}
+    assert orjson.loads(redactor.bytes(data)) == {"a": REDACTED, "b": "éA"}
 
 
 def test_clean_data_is_handed_back_as_it_is() -> None:
@@ -73,7 +73,7 @@ def test_short_secrets_do_not_tear_holes_into_text() -> None:
 
 def test_json_is_cleared_in_keys_and_values() -> None:
     value = {"hunter22": ["x hunter22", {"n": 1, "b": None}]}
-    assert Redactor(["hunter22"]).json(value) == {MASK: [f"x {MASK}", {"n": 1, "b": None}]}
+    assert Redactor(["hunter22"]).json(value) == {REDACTED: [f"x {REDACTED}", {"n": 1, "b": None}]}
 
 
 SECRETS = """password Password new_password passwordConfirmation client_secret clientSecret api_key
@@ -96,7 +96,7 @@ def test_arguments_are_masked_by_name_at_any_depth() -> None:
     }
     assert redact_arguments(arguments) == {
         "title": "x",
-        "password": MASK,
+        "password": REDACTED,
         "empty": {"password": ""},
-        "list": [{"api_key": MASK, "id": 1}],
+        "list": [{"api_key": REDACTED, "id": 1}],
     }

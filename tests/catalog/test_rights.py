@@ -9,7 +9,7 @@ import pytest
 
 from gateway.catalog.rights import as_put, combine, refuse_problems
 from gateway.catalog.snapshot import Snapshot
-from gateway.config.reading import parse_settings
+from gateway.config.file import parse_settings
 from gateway.config.settings import Settings
 from gateway.errors import Fixable
 from gateway.model import Scope

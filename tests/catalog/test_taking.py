@@ -11,8 +11,8 @@ from typing import cast
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer
 from gateway.config.settings import Permissions, Settings
-from gateway.model import Found
-from gateway.store.catalog import Stored, StoredCatalog, choose_access
+from gateway.model import BuiltDefinition
+from gateway.store.catalog import StoredCatalog, StoredState, choose_access
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from tests.peers import soon
@@ -27,7 +27,7 @@ class Slow(StoredCatalog):
         super().__init__(db, seal)
         self.has_read, self.may_end = asyncio.Event(), asyncio.Event()
 
-    async def load(self, known: Mapping[str, Found]) -> Stored:
+    async def load(self, known: Mapping[str, BuiltDefinition]) -> StoredState:
         stored = await super().load(known)
         self.has_read.set()
         await self.may_end.wait()

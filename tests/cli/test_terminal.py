@@ -10,8 +10,8 @@ from typing import Any, get_args
 import orjson
 import pytest
 
-from gateway.cli.manage import Status
-from gateway.cli.terminal import working
+from gateway.cli.manage import StatusFilter
+from gateway.cli.terminal import show_spinner
 from gateway.store.tables import ExecutionStatus
 from tests.callers import api
 from tests.certificates import authority
@@ -114,7 +114,7 @@ async def test_a_connection_is_shown_and_completed(asking: Running) -> None:
     assert await completed(asking.url, "call demo_get") == ["demo_get_book"]
     assert await completed(asking.url, "executions list --status e") == ["executing", "expired"]
     assert await completed("http://127.0.0.1:9", "call demo_get") == []
-    assert set(get_args(Status)) == set(get_args(ExecutionStatus))
+    assert set(get_args(StatusFilter)) == set(get_args(ExecutionStatus))
 
 
 async def completed(url: str, words: str) -> list[str]:
@@ -246,5 +246,5 @@ async def test_what_takes_a_while_spins_on_a_terminal_alone() -> None:
 
 
 def test_a_name_in_brackets_is_a_name_to_a_spinner() -> None:
-    with working("Reading specs[/shop].yaml"):
+    with show_spinner("Reading specs[/shop].yaml"):
         pass

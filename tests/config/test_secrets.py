@@ -6,7 +6,7 @@ from aiohttp import web
 from mcp.client.client import Client
 
 from gateway.config.connection import secrets_of
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from tests.callers import own_call
 from tests.conftest import Running
 from tests.peers import provider

@@ -31,7 +31,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config.reading import VARIABLE, parse_settings
+from gateway.config.file import VARIABLE, parse_settings
 from tests.conftest import Running, gateway_on
 from tests.docs.pages import ROOT, Block, blocks_of, name_of, page_paths
 from tests.docs.quick_command import commands_in

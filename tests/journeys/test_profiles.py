@@ -13,8 +13,8 @@ from aiohttp import web
 from mcp.client.client import Client
 from mcp_types import CallToolResult, Implementation, Tool
 
+from gateway.config.file import parse_settings
 from gateway.config.profiles import shipped_profiles
-from gateway.config.reading import parse_settings
 from gateway.errors import ConfigInvalid
 from tests.callers import api
 from tests.conftest import OPEN, GatewayMaker, Running, gateway_on

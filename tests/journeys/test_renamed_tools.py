@@ -17,7 +17,7 @@ from gateway.catalog.changes import former_names
 from gateway.catalog.snapshot import ConnectionState, assemble, with_tools
 from gateway.config.connection import OpenApiConnection
 from gateway.config.settings import Settings
-from gateway.model import Found
+from gateway.model import BuiltDefinition
 from tests.callers import error_code, names, own_call
 from tests.configs import table
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
@@ -156,10 +156,11 @@ def test_another_operation_never_answers_to_a_name(
     change: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     first = orders_api("https://shop.example")
-    before, after = (Found(built(document)) for document in (first, change(renamed(first))))
+    before, after = (BuiltDefinition(built(each)) for each in (first, change(renamed(first))))
     former = former_names("shop", before, after, 0.0)
     state = ConnectionState("shop", OpenApiConnection(kind="openapi", spec="x"), "config")
-    for found, expected in ((after, change is swapped), (Found(built(renamed(first))), True)):
+    only_renamed = BuiltDefinition(built(renamed(first)))
+    for found, expected in ((after, change is swapped), (only_renamed, True)):
         shop = with_tools(state_with(state, found), found.build.tools)
         now = assemble(1, Settings(), [shop], former=former)
         tool = now.find(now.tools, "shop_get_order", 29 * DAY)
@@ -167,7 +168,7 @@ def test_another_operation_never_answers_to_a_name(
         assert now.find(now.tools, "shop_get_order", 31 * DAY) is None
 
 
-def state_with(state: ConnectionState, found: Found) -> ConnectionState:
+def state_with(state: ConnectionState, found: BuiltDefinition) -> ConnectionState:
     return replace(state, found=found)
 
 

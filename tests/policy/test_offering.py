@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.catalog.snapshot import ConnectionState, assemble
-from gateway.config.reading import parse_settings
+from gateway.config.file import parse_settings
 from gateway.config.settings import Settings
 from gateway.model import Level, Principal, Scope
-from gateway.policy.view import askable, offering, view
+from gateway.policy.view import servers_of_view, usable_capabilities, view
 from tests.configs import table
 
 API = table("connections.api", kind="openapi", spec="api.json")
@@ -67,7 +67,7 @@ def test_a_server_may_ask_for_what_the_client_offers_and_an_untrusted_one_its_us
 ) -> None:
     settings = parse_settings(server("one", f'trust = "{trust}"').encode(), "config.toml")
     state = ConnectionState("one", settings.connections["one"], "config", status="connected")
-    assert askable(capabilities, state) == expected
+    assert usable_capabilities(capabilities, state) == expected
 
 
 def _offering(settings: Settings, principal: Principal, scope: Scope) -> Any:
@@ -76,4 +76,4 @@ def _offering(settings: Settings, principal: Principal, scope: Scope) -> Any:
         for name, connection in settings.connections.items()
     ]
     snapshot = assemble(1, settings, states)
-    return offering(snapshot, principal, view(snapshot, principal, scope, ()))
+    return servers_of_view(snapshot, principal, view(snapshot, principal, scope, ()))

@@ -9,13 +9,13 @@ import pytest
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
-from gateway.model import Build, Found
+from gateway.model import Build, BuiltDefinition
 from gateway.policy.access import configuration_problems
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = replace(
     connection("shop", tool("shop", "get_book"), tool("shop", "add_book")),
-    found=Found(Build("openapi-3.0", "Shop", "https://x.example")),
+    found=BuiltDefinition(Build("openapi-3.0", "Shop", "https://x.example")),
 )
 
 

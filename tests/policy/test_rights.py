@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.reading import parse_settings
+from gateway.config.file import parse_settings
 from gateway.errors import Refused
 from gateway.model import Principal
 from gateway.policy.rights import refuse_change

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot, assemble, with_tools
-from gateway.config.reading import parse_connection, parse_settings
+from gateway.config.file import parse_connection, parse_settings
 from gateway.model import Access, HttpOperation, Level, Source, Tool
 from tests.tools import http_tool
 

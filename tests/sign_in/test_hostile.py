@@ -125,10 +125,10 @@ async def make_due(house: House) -> None:
     """What ann was given is to be renewed from now on."""
     gateway = house.gateway.app.gateway
     account = account_of(gateway.snapshot.connections["notes"], "ann")
-    secret = (await gateway.keeper.get(account)).secret
+    secret = (await gateway.people.get(account)).secret
     assert secret.tokens is not None
     due = structs.replace(secret.tokens, renew_at=time.time() - 1)
-    await gateway.keeper.save(account, structs.replace(secret, tokens=due))
+    await gateway.people.save(account, structs.replace(secret, tokens=due))
 
 
 async def test_a_token_refused_while_a_look_for_it_ends_is_looked_for_anew(house: House) -> None:
@@ -137,13 +137,13 @@ async def test_a_token_refused_while_a_look_for_it_ends_is_looked_for_anew(house
     await house.sign_in("ann")
     gateway = house.gateway.app.gateway
     account = account_of(gateway.snapshot.connections["notes"], "ann")
-    kept = await gateway.keeper.get(account)
-    await gateway.keeper.save(account, kept.secret)  # this process forgets it, so it is looked for
+    kept = await gateway.people.get(account)
+    await gateway.people.save(account, kept.secret)  # this process forgets it, so it is looked for
     rejected = (await get_credential(gateway.db, *account.key)).version  # type: ignore[union-attr]
-    first, others = asyncio.create_task(gateway.keeper.get(account)), []
+    first, others = asyncio.create_task(gateway.people.get(account)), []
     while not first.done():
         await asyncio.sleep(0)
-        others.append(asyncio.create_task(gateway.keeper.get(account, rejected)))
+        others.append(asyncio.create_task(gateway.people.get(account, rejected)))
     found = await asyncio.gather(*others)
     assert rejected not in {each.version for each in found}
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from mcp_types import ElicitResult
 
-from gateway.config.reading import parse_connection
+from gateway.config.file import parse_connection
 from gateway.outbound.client import Egress
 from gateway.sign_in.discovery import Discovery
 from tests.peers import until

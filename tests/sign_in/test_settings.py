@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from gateway.catalog.discover import source_of
 from gateway.config.connection import ManifestConnection
-from gateway.config.reading import parse_connection, parse_settings
+from gateway.config.file import parse_connection, parse_settings
 from gateway.config.settings import Azure, Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.errors import ConfigInvalid

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import LargeBinary, cast, literal, update
 
 from gateway.errors import Fixable, NotFound
-from gateway.model import Build, Found, Problem, RawDefinition
+from gateway.model import Build, BuiltDefinition, Problem, RawDefinition
 from gateway.store import catalog, tables
 from gateway.store.catalog import (
     StoredCatalog,
@@ -36,7 +36,8 @@ ELSEWHERE = change(id="c3", connection="other")
 PROBLEMS = (Problem("warning", "paths./books", "no answer is described"),)
 PACKED = b'{"openapi": "3.1.0"}' * 1000
 DEFINITION = RawDefinition("http://127.0.0.1/openapi.json", PACKED, "abc", '"1"', "yesterday")
-FOUND = Found(Build("openapi-3.1", "Books", "http://127.0.0.1", (TOOL,)), DEFINITION, "key 1", 5.0)
+BOOKS = Build("openapi-3.1", "Books", "http://127.0.0.1", (TOOL,))
+FOUND = BuiltDefinition(BOOKS, DEFINITION, "key 1", 5.0)
 
 
 @pytest.fixture

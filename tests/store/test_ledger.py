@@ -18,7 +18,7 @@ from gateway.store.database import Database
 from gateway.store.figures import Count, count_calls, recent_seconds, values_of
 from gateway.store.housekeeping import beat
 from gateway.store.ledger import (
-    Begun,
+    Claim,
     Filter,
     Page,
     begin,
@@ -48,7 +48,7 @@ WITH_TOKEN = execution(idempotency_token="t1")
 
 
 async def test_begun_and_finished_call_is_one_whole_row_and_ends_once(db: Database) -> None:
-    assert await begin(db, execution()) == Begun("new")
+    assert await begin(db, execution()) == Claim("new")
     assert await get_execution(db, "e1") == execution()
 
     assert await finish(db, DONE)
@@ -61,10 +61,10 @@ async def test_execution_that_is_past_waiting_is_not_begun_again(db: Database, s
     before = execution(status=status)
     await add_execution(db, before)
 
-    assert await begin(db, WITH_TOKEN) == Begun("ended", before)
+    assert await begin(db, WITH_TOKEN) == Claim("ended", before)
 
     assert await get_execution(db, "e1") == before
-    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Begun("new")
+    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Claim("new")
 
 
 async def test_recording_does_not_overwrite_a_call_that_was_begun(db: Database) -> None:
@@ -97,7 +97,7 @@ async def test_call_whose_caller_left_during_the_commit_ends_unsent(db: Database
     await db.write(lambda tx: None)
 
     assert [each.status for each in [await get_execution(db, "e1")] if each] in ([], ["failed"])
-    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Begun("new")
+    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Claim("new")
 
 
 async def test_calls_of_silent_processes_become_unknown(db: Database) -> None:
@@ -132,7 +132,7 @@ async def test_calls_of_silent_processes_become_unknown(db: Database) -> None:
         "completed",
     ]
     again = await begin(db, execution(id="e9", idempotency_token="gone"))
-    assert again == Begun("finished", unknown[0])
+    assert again == Claim("finished", unknown[0])
 
 
 async def test_process_that_was_only_slow_still_tells_the_truth(db: Database) -> None:

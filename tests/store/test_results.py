@@ -15,7 +15,7 @@ from gateway.store.catalog import record_changes, save_validation
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
 from gateway.store.housekeeping import sweep
-from gateway.store.ledger import Begun, begin, finish, get_execution, read_result, save_result
+from gateway.store.ledger import Claim, begin, finish, get_execution, read_result, save_result
 from gateway.store.tables import LargeResult
 from tests.store.rows import add_execution, approval, change, execution, grant
 
@@ -54,7 +54,7 @@ async def test_ledger_keeps_what_is_recent_or_unfinished(db: Database) -> None:
     assert left == {"recent", "running", "waiting"}
     assert swept["executions"] == 3
     again = execution(id="again", idempotency_token="t1")
-    assert await begin(db, again) == Begun("new")  # the token went with its execution
+    assert await begin(db, again) == Claim("new")  # the token went with its execution
 
 
 async def test_more_than_one_part_is_swept(db: Database) -> None:
@@ -93,14 +93,7 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
 
     swept = await sweep(db, now=NOW, keep_days=30)
 
-    names = (
-        "standing_grants",
-        "changes",
-        "results",
-        "ended_sessions",
-        "validations",
-        "windows",
-    )
+    names = ("standing_grants", "changes", "results", "ended_sessions", "validations", "windows")
     assert {name: swept[name] for name in names} == dict.fromkeys(names, 1)
     left = [await db.read(partial(count, name)) for name in names]
     assert left == [1, 3, 1, 1, 1, 1]

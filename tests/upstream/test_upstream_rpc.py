@@ -16,15 +16,15 @@ from gateway.upstream.protocol import (
     Hooks,
     Peer,
     RpcFailed,
-    broken,
+    answer_error,
     encode_message,
     negotiate,
     request_message,
-    timed_out,
-    unreachable,
+    timeout_error,
+    unreachable_error,
     without_envelope,
 )
-from gateway.upstream.session import NOT_OFFERED, answer, complete, within
+from gateway.upstream.session import NOT_OFFERED, answer, ask_until_complete, extend_on_progress
 from tests.raising import raises
 
 MODERN = Peer("modern", "2026-07-28")
@@ -33,10 +33,10 @@ DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
 INITIALIZED = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s"}}
 UNKNOWN = RpcFailed("up", {"code": -32601, "message": "Method not found"})
 OTHER_VERSION = RpcFailed("up", {"code": -32022, "message": "Unsupported"})
-SLOW = timed_out("up", 10, sent=True)
-DOWN = unreachable("up", "is down", sent=False)
-FORBIDDEN = broken("up", "says no", status=403)
-ANY_STATUS = broken("up", "says no", status=400)
+SLOW = timeout_error("up", 10, sent=True)
+DOWN = unreachable_error("up", "is down", sent=False)
+FORBIDDEN = answer_error("up", "says no", status=403)
+ANY_STATUS = answer_error("up", "says no", status=400)
 
 
 FIRST_ONE = ["discover", "initialize"]  # and then the other
@@ -184,7 +184,7 @@ async def test_progress_gives_a_request_its_seconds_again_and_never_fewer() -> N
 
     told: list[float] = []
     async with asyncio.timeout(10) as limit:
-        hooks = within(Hooks(progress, ask), limit, 20.0, 60.0)
+        hooks = extend_on_progress(Hooks(progress, ask), limit, 20.0, 60.0)
         began = loop.time()
         assert hooks.progress is not None and hooks.ask is not None
         told_of = hooks.progress
@@ -195,7 +195,7 @@ async def test_progress_gives_a_request_its_seconds_again_and_never_fewer() -> N
         await told_of(3, None, None)
         assert limit.when() == began + 61
         limit.reschedule(began + 5)
-        await within(Hooks(progress), limit, 20.0, 10.0).progress(4, None, None)  # type: ignore[misc]
+        await extend_on_progress(Hooks(progress), limit, 20.0, 10.0).progress(4, None, None)  # type: ignore[misc]
         assert (limit.when() or 0) <= loop.time() + 10
     assert told == [1, 2, 3, 4]
 
@@ -209,7 +209,7 @@ async def test_upstream_that_never_stops_asking_is_given_up() -> None:
         return {"resultType": "input_required", "inputRequests": {"q": question}}
 
     with raises(UpstreamFailed, code="upstream_error"):
-        await complete(send, {"name": "t"}, None, "up")
+        await ask_until_complete(send, {"name": "t"}, None, "up")
     assert sent[0] == {"name": "t"}
     assert sent[1:] == [{"name": "t", "inputResponses": {"q": {"action": "decline"}}}] * (
         MAX_ROUNDS - 1
@@ -222,7 +222,7 @@ async def test_upstream_that_asks_for_what_is_not_offered_is_refused() -> None:
         return {"resultType": "input_required", "inputRequests": {"q": question}}
 
     with raises(UpstreamFailed, message=f"up {NOT_OFFERED}"):
-        await complete(send, {"name": "t"}, None, "up")
+        await ask_until_complete(send, {"name": "t"}, None, "up")
 
 
 def test_words_of_an_upstreams_error_are_bounded_and_visible() -> None:

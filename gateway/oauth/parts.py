@@ -1,4 +1,4 @@
-"""What the parts of the front door share: the gateway's parts they need, and its address."""
+"""The parts of the gateway that all of the front door works with, and its address."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Premises:
+class FrontDoorParts:
     """The parts of the gateway that the front door works with, and its address."""
 
     db: Database

@@ -1,4 +1,4 @@
-"""How things are shown: the same to a model, over REST, as events and in the console.
+"""Makes the rows that models, REST, events and the console all show alike.
 
 Field by field, so that what else the store keeps (the exact answer for a repeated call, sealed
 arguments, tools before and after) can't slip out. Secrets are masked: every
@@ -18,7 +18,7 @@ from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_o
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as, secrets_of
-from gateway.config.profiles import Form
+from gateway.config.profiles import Format
 from gateway.config.settings import Permissions
 from gateway.limits import SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
@@ -49,7 +49,7 @@ def _fields(value: object, names: list[str]) -> dict[str, Any]:
 # --- tools and connections ------------------------------------------------------------------------
 
 
-def tool_row(tool: Tool, permissions: Permissions, form: Form = "full") -> dict[str, Any]:
+def tool_row(tool: Tool, permissions: Permissions, form: Format = "full") -> dict[str, Any]:
     """One tool in a list, with its token cost in the form that the client is sent."""
     must_confirm = decide(tool, permissions).outcome == "confirm"
     details = {"tokens": listed_tokens(tool, form), "requires_confirmation": must_confirm}
@@ -68,7 +68,7 @@ def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
     }
 
 
-def tool_summary(tool: Tool, form: Form = "full") -> dict[str, Any]:
+def tool_summary(tool: Tool, form: Format = "full") -> dict[str, Any]:
     """One tool in the lists of the `mcp_*` tools, from which a model chooses."""
     return {
         "server_id": tool.connection,
@@ -184,7 +184,7 @@ def execution_record(execution: Execution, approval: Approval | None) -> dict[st
 
 
 def timeline(execution: Execution, approval: Approval | None) -> list[dict[str, Any]]:
-    """What happened to a call, step by step, read off its rows.
+    """The steps of a call and their times, read off its rows.
 
     A decision is followed by its effect: the call was sent, or refused. For a call that is being
     sent, or was when its process died, no time of sending is stored: the last known time is used.

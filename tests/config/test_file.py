@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config.connection import ApiKeyAuth, McpConnection
-from gateway.config.reading import ConfigWatch, parse_connection, parse_settings, read_settings
+from gateway.config.file import ConfigWatch, parse_connection, parse_settings, read_settings
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid, Fixable
 from tests.raising import raises

@@ -1,4 +1,4 @@
-"""From the text of config.toml to `Settings`, with errors a person can act on.
+"""Reads config.toml into `Settings`, with errors a person can act on, and watches the file.
 
 Each problem is one line: file, key path, what is wrong, what is allowed. `${NAME}` and
 `${NAME:-default}` are expanded in every string before anything is checked; a variable that is not
@@ -36,7 +36,7 @@ from gateway.limits import MOMENT_SECONDS, SETTLE_SECONDS
 log = structlog.get_logger("gateway.reload")
 
 Apply = Callable[[Settings], Awaitable[None]]
-Report = Callable[[str | None], None]
+ReportProblem = Callable[[str | None], None]
 RESTART = "needs a restart: "  # begins the report of keys that are read at start only
 Adjust = Callable[[Settings], Settings]  # puts the values of a command line over those of a file
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -253,7 +253,7 @@ def _first_variable(value: Any, where: str) -> str | None:
 
 
 async def watch(
-    config: Path, first: Settings, adjust: Adjust, apply: Apply, report: Report
+    config: Path, first: Settings, adjust: Adjust, apply: Apply, report: ReportProblem
 ) -> None:
     """Applies each good edit of the file, for ever; `report` gets the problem, or None.
 
@@ -283,7 +283,7 @@ class ConfigWatch:
     current: Settings
     adjust: Adjust
     apply: Apply
-    report: Report
+    report: ReportProblem
 
     def __post_init__(self) -> None:
         # None: there is no file, which is no problem where there was none at the start.

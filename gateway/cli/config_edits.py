@@ -1,4 +1,4 @@
-"""config.toml, written: a first one by `gateway init`, one connection more by `gateway add`.
+"""Writes config.toml: `gateway init` makes a first one, `gateway add` adds a connection to it.
 
 A file that is there keeps every line and comment: a table is put at its end, and an address into
 `network.allow` where this machine's own must be reached. The new text is read again before it is
@@ -26,7 +26,7 @@ import typer
 from gateway.catalog.discover import is_url
 from gateway.cli.connect import write_whole
 from gateway.cli.inspect import preview_connection, print_preview
-from gateway.cli.named import (
+from gateway.cli.named_apis import (
     LOOPBACK,
     NamedApi,
     Options,
@@ -36,9 +36,9 @@ from gateway.cli.named import (
     is_local,
     without_secrets,
 )
-from gateway.cli.terminal import fail, note, show_json, working
+from gateway.cli.terminal import fail, note, show_json, show_spinner
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
-from gateway.config.reading import VARIABLE, parse_settings
+from gateway.config.file import VARIABLE, parse_settings
 from gateway.config.settings import Settings, new_token
 from gateway.errors import ConfigInvalid
 
@@ -168,7 +168,7 @@ def _preview(
         connection = connection_of(api.table, environment)
         return api, await preview_connection(api.name, connection, settings, folder)
 
-    with working(f"Reading {without_secrets(spec)}"):
+    with show_spinner(f"Reading {without_secrets(spec)}"):
         api, report = asyncio.run(look())
     if is_local(report.get("base_url") or ""):
         allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))

@@ -12,7 +12,7 @@ from rich.prompt import Prompt
 from gateway.cli.remote import JsonOption
 from gateway.errors import ConfigInvalid
 
-SignIn = Literal["none", "token", "oidc"]
+SignInMode = Literal["none", "token", "oidc"]
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
 CONFIG = Path("config.toml")
 BearerOption = Annotated[
@@ -56,8 +56,8 @@ def serve(
     Examples: `gateway serve`, `gateway serve openapi.yaml --bearer-env TOKEN`,
     `gateway serve --config config.toml --port 0`, `gateway serve openapi.yaml --stdio`
     """
-    from gateway.cli.named import Options
-    from gateway.cli.serving import serve_on
+    from gateway.cli.named_apis import Options
+    from gateway.cli.server_setup import serve_on
 
     server_options = {"host": host, "port": 0 if stdio and port is None else port}
     server_options |= {"workers": 1} if stdio or specs else {}  # workers only read config.toml
@@ -74,7 +74,7 @@ def serve(
 def init(
     config: ConfigFile = CONFIG,
     sign_in: Annotated[
-        SignIn | None,
+        SignInMode | None,
         typer.Option(help="How people prove who they are; asked if not given."),
     ] = None,
     api: Annotated[
@@ -87,7 +87,7 @@ def init(
 
     Examples: `gateway init`, `gateway init --sign-in token --api openapi.yaml`
     """
-    from gateway.cli.writing import write_first
+    from gateway.cli.config_edits import write_first
 
     if config.exists():
         raise ConfigInvalid([f"{config}: is there already; `gateway add` puts an API into it"])
@@ -120,8 +120,8 @@ def add(
     Examples: `gateway add openapi.yaml`, `gateway add https://shop.example/openapi.json --name shop
     --bearer-env SHOP_TOKEN --yes`
     """
-    from gateway.cli.named import Options
-    from gateway.cli.writing import add_connection
+    from gateway.cli.config_edits import add_connection
+    from gateway.cli.named_apis import Options
 
     options = Options(bearer_env, tuple(header or ()), base_url)
     add_connection(config, spec, options, name, yes=yes, as_json=as_json)

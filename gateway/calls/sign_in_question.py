@@ -17,22 +17,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.calls.credentials import Credentials, Proof
-from gateway.calls.record import ELICIT, Attempt
+from gateway.calls.record import Attempt
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS, MOMENT_SECONDS
 from gateway.model import Result, elicitation_modes, new_id
 from gateway.store.cluster import Signals, wait_until_set
 from gateway.store.credentials import CREDENTIAL, payload_of
 from gateway.store.secrets import Seal
+from gateway.upstream.protocol import ELICIT
 
-Answer = Mapping[str, Any]
+FormAnswer = Mapping[str, Any]
 PURPOSE = "sign-in-state/1"  # of the state that a client of 2026 hands back
 QUESTION = "sign_in"  # the key of our question in an InputRequiredResult
 
 
 @dataclass(slots=True)
-class SigningIn:
-    """Has people sign in for their calls."""
+class SignInQuestions:
+    """Asks the people whose calls need it to sign in, and waits until they have."""
 
     credentials: Credentials
     seal: Seal
@@ -42,8 +43,7 @@ class SigningIn:
     async def ensure(self, attempt: Attempt, auth: Proof) -> Result | None:
         """None once there is a credential; a question where the client answers by calling again."""
         answer = self._take_answer(attempt)
-        error = await self._sign_in_error(attempt, auth)
-        if error is None:
+        if (error := await self._sign_in_error(attempt, auth)) is None:
             return None
         caller = attempt.caller
         opens_pages = "url" in elicitation_modes(caller.capabilities) and not attempt.unattended
@@ -65,7 +65,7 @@ class SigningIn:
         raise error
 
     async def _ask_by_answer(
-        self, attempt: Attempt, auth: Proof, error: UpstreamFailed, answer: Answer | None
+        self, attempt: Attempt, auth: Proof, error: UpstreamFailed, answer: FormAnswer | None
     ) -> Result | None:
         if answer is not None:
             if not _is_accepted(answer):
@@ -76,7 +76,7 @@ class SigningIn:
         input_requests = {QUESTION: {"method": ELICIT, "params": _question(error)}}
         return attempt.question_result("pending_confirmation", input_requests, state)
 
-    def _take_answer(self, attempt: Attempt) -> Answer | None:
+    def _take_answer(self, attempt: Attempt) -> FormAnswer | None:
         """The client's answer to our question about this call; None: it answers no such question.
 
         The answer is for the gateway alone: no server is told of it.

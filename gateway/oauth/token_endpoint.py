@@ -1,4 +1,4 @@
-"""What clients ask of the front door by themselves: tokens, their registration, revocation.
+"""Answers what clients ask without a browser: tokens, registration, revocation.
 
 Answers and errors are OAuth's own (RFC 6749, 7009, 7591), open to pages of every site, since each
 request carries proof of its own.
@@ -23,32 +23,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.limits import (
-    CLIENT_DOCUMENT_BYTES,
-    REGISTRATIONS_A_MINUTE,
-)
+from gateway.limits import CLIENT_DOCUMENT_BYTES, REGISTRATIONS_A_MINUTE
 from gateway.model import Principal
 from gateway.oauth.clients import Client
 from gateway.oauth.documents import granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import CORS, Handler, Premises, claims_of, json_answer
+from gateway.oauth.parts import CORS, FrontDoorParts, Handler, claims_of, json_answer
 from gateway.oauth.provider import principal_name
 from gateway.store.cluster import first_use
 from gateway.web.guard import read_body, read_form
-from gateway.web.identity import (
-    ALGORITHMS,
-    SigningKeys,
-    claimed_principal,
-)
+from gateway.web.identity import ALGORITHMS, SigningKeys, claimed_principal
 
 Form = Mapping[str, str]
 
 
-class Desk:
+class TokenEndpoint:
     """Answers clients."""
 
-    def __init__(self, premises: Premises) -> None:
-        self._at = premises
+    def __init__(self, parts: FrontDoorParts) -> None:
+        self._at = parts
         self._assertion_keys: tuple[object, SigningKeys] | None = None
 
     def routes(self) -> list[Route]:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from gateway.catalog.discover import is_url
 from gateway.cli.inspect import ANYWHERE, open_discoverer
 from gateway.config.connection import HEADER_NAME, NAME_PATTERN, McpConnection
-from gateway.config.reading import VARIABLE, settings_of
+from gateway.config.file import VARIABLE, settings_of
 from gateway.config.settings import Settings
 from gateway.connectors.manifest import BUILTIN, translate_manifest
 from gateway.errors import ConfigInvalid, GatewayError

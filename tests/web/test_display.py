@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.connection import McpConnection, OpenApiConnection
-from gateway.web.shown import MASK, masked_settings, masked_url
+from gateway.web.display import MASK, masked_settings, masked_url
 
 
 @pytest.mark.parametrize(

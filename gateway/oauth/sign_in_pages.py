@@ -29,34 +29,18 @@ from starlette.routing import Route
 from gateway.calls.admission import Throttle
 from gateway.console.pages import render
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.limits import (
-    AUTHORIZATIONS_A_MINUTE,
-    CLIENT_DOCUMENT_BYTES,
-    SIGN_IN_SECONDS,
-)
+from gateway.limits import AUTHORIZATIONS_A_MINUTE, CLIENT_DOCUMENT_BYTES, SIGN_IN_SECONDS
 from gateway.oauth.clients import Client
-from gateway.oauth.documents import (
-    SCOPE_WORDS,
-    granted_scope,
-)
+from gateway.oauth.documents import SCOPE_WORDS, granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
-from gateway.oauth.premises import Handler, Premises, claims_of
+from gateway.oauth.parts import FrontDoorParts, Handler, claims_of
 from gateway.oauth.provider import NoSignIn, Provider, principal_name
 from gateway.sign_in.client import new_secret
+from gateway.sign_in.credentials import CONNECT_PATH
 from gateway.sign_in.discovery import CALLBACK
-from gateway.sign_in.keeper import CONNECT_PATH
-from gateway.store.oauth import (
-    Consent,
-    get_consent,
-    save_consent,
-)
+from gateway.store.oauth import Consent, get_consent, save_consent
 from gateway.web.guard import PAGE_HEADERS, check_origin, read_form
-from gateway.web.identity import (
-    COOKIE,
-    ConsoleSession,
-    claimed_principal,
-    set_session_cookie,
-)
+from gateway.web.identity import COOKIE, ConsoleSession, claimed_principal, set_session_cookie
 
 log = structlog.get_logger("gateway.oauth")
 
@@ -67,7 +51,7 @@ TakeBack = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Consideration:
+class AskedConsent:
     """An authorization request that may be granted, and the client that makes it."""
 
     client: Client
@@ -75,11 +59,11 @@ class Consideration:
     query: str
 
 
-class Entrance:
+class SignInPages:
     """Serves the pages for people who come with a client."""
 
-    def __init__(self, premises: Premises) -> None:
-        self.at = premises
+    def __init__(self, parts: FrontDoorParts) -> None:
+        self.at = parts
         self.take_back: TakeBack | None = None  # for people back from an API's own provider
         self._provider: Provider | None = None
         self._throttle = Throttle()
@@ -138,7 +122,7 @@ class Entrance:
             words = f"{client.name} asks to be answered at an address that is not its own."
             raise OAuthError("invalid_request", words)
         try:
-            proposal = Consideration(client, self._read_request(client, uri, pairs, params), query)
+            proposal = AskedConsent(client, self._read_request(client, uri, pairs, params), query)
         except OAuthError as error:
             return self._send_back(uri, params.get("state"), error)
         session = await self.session(request)
@@ -171,7 +155,7 @@ class Entrance:
             params.get("scope", ""),
         )
 
-    async def _check_consent(self, proposal: Consideration, session: ConsoleSession) -> Response:
+    async def _check_consent(self, proposal: AskedConsent, session: ConsoleSession) -> Response:
         """A code where the person has allowed this client before; else the question."""
         person, request = session.principal, proposal.request
         scope = granted_scope(request.scope, admin=person.admin)
@@ -185,7 +169,7 @@ class Entrance:
         return self._consent_page(proposal, session, scope)
 
     def _consent_page(
-        self, proposal: Consideration, session: ConsoleSession, scope: Sequence[str]
+        self, proposal: AskedConsent, session: ConsoleSession, scope: Sequence[str]
     ) -> Response:
         client, request = proposal.client, proposal.request
         sealed = self._seal_values(

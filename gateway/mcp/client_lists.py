@@ -1,4 +1,4 @@
-"""Tells a client that has not listed its tools again, with its results, that they have changed.
+"""Tells a client in its results that its tools have changed since it listed them.
 
 The store has the list that each client was last given. A process looks there once for each client
 and view, so that a call between two changes costs one comparison: `by_client` has, for each client,
@@ -23,14 +23,14 @@ from gateway.errors import GatewayError
 from gateway.limits import MAX_REMEMBERED, MAX_TOLD_NAMES, MOMENT_SECONDS
 from gateway.model import Result
 from gateway.policy.view import View
+from gateway.store.client_lists import Contents, ListHolder, keep_list, last_list, mark_told
 from gateway.store.database import Database
-from gateway.store.listed import Contents, ListHolder, keep_list, last_list, mark_told
 
 CHANGED_META = "gateway/tools_changed"
 
 
 class ListState(Struct, frozen=True):
-    """What this process knows of a client's list, for one view."""
+    """The facts that this process knows about a client's list, for one view."""
 
     digest: str
     revision: int

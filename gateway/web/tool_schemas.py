@@ -1,4 +1,4 @@
-"""How the gateway's own tools are declared: the schemas of their inputs, and their list entries.
+"""Declares the gateway's own tools: the schemas of their inputs, and their list entries.
 
 A tool is a function of the inquiry and of its arguments by name. The annotations of the arguments
 are their schemas, an argument without a default is required, and models read the docstring.
@@ -33,16 +33,16 @@ Text = Annotated[str, _TEXT]
 Flag = Annotated[bool, {"type": "boolean"}]
 Name = Annotated[str, text_of("The connection's name.")]
 Cursor = Annotated[str, text_of("`next` of the page before.")]
-Arguments = Annotated[Mapping[str, Any], {"type": "object"}]
+ToolArguments = Annotated[Mapping[str, Any], {"type": "object"}]
 Offset = Annotated[int, count_from(0, description="Entries to pass over.")]
 Limit = Annotated[int, count_from(1, maximum=500, description="Entries to give.")]
-Server = Annotated[str, text_of("The connection's name, as mcp_search_tools gives it.")]
+ServerId = Annotated[str, text_of("The connection's name, as mcp_search_tools gives it.")]
 LocalName = Annotated[str, text_of("The tool's name as it is listed there.")]
 ToolName = Annotated[str, text_of("The tool's name.")]
 Input = Annotated[str, text_of("The name of its input.")]
 Known = Annotated[Mapping[str, Any], {"type": "object", "description": _KNOWN_DESCRIPTION}]
 Pointer = Annotated[str, text_of("JSON pointer such as /items/3.")]
-Kind = Annotated[str, {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]}]
+ConnectionKind = Annotated[str, {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]}]
 
 _AUTH = "type: none | bearer | basic | api-key | oauth2 | nango, with its keys."
 CONNECTION: Json = {

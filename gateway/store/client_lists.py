@@ -1,4 +1,4 @@
-"""Which list of tools each client was last given, and what such a list held.
+"""Stores which list of tools each client was last given, and what such a list held.
 
 A client is a session of the 2025 era or, of 2026, a principal's client of one name; at each address
 it has a list of its own. Many clients have the same list, so lists are kept apart: tool names, each

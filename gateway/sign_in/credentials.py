@@ -92,7 +92,7 @@ def binding_of(auth: Auth, address: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OpenCredential:
     """A credential of the store, opened and kept in memory."""
 
     row: Credential
@@ -118,7 +118,7 @@ class SignInLink(Struct, frozen=True, array_like=True):
     connection: str
 
 
-class Keeper:
+class PeopleCredentials:
     """Holds the credentials that people have given, for all connections."""
 
     def __init__(
@@ -136,15 +136,15 @@ class Keeper:
         self._egress = egress
         self._replica = replica
         self._public_url = public_url
-        self._cached: LRUCache[tuple[str, str], Kept] = LRUCache(MAX_REMEMBERED)
+        self._cached: LRUCache[tuple[str, str], OpenCredential] = LRUCache(MAX_REMEMBERED)
         # When a renewal that failed is tried again, by owner, connection and version.
         self._retries: LRUCache[tuple[str, str, int], float] = LRUCache(MAX_REMEMBERED)
-        self._lookups: dict[tuple[str, str], asyncio.Task[Kept]] = {}
+        self._lookups: dict[tuple[str, str], asyncio.Task[OpenCredential]] = {}
         self._unsaved: dict[tuple[str, str], tuple[Credential, Credential]] = {}
         signals.on(CREDENTIAL, self._drop_cached)
         signals.on(RECONNECTED, self._drop_cached)
 
-    async def get(self, account: Account, rejected: int = 0) -> Kept:
+    async def get(self, account: Account, rejected: int = 0) -> OpenCredential:
         """The credential, fresh; another version than the one that was rejected."""
         cached = self._cached.get(account.key)
         while cached is None or cached.version == rejected or not cached.is_good_for(account):
@@ -231,16 +231,16 @@ class Keeper:
         else:
             self._cached.clear()
 
-    def _note_end(self, key: tuple[str, str], task: asyncio.Task[Kept]) -> None:
+    def _note_end(self, key: tuple[str, str], task: asyncio.Task[OpenCredential]) -> None:
         if self._lookups.get(key) is task:
             del self._lookups[key]
         if task.cancelled() or task.exception():  # its callers get the error, unless all have gone
             self._cached.pop(key, None)
 
-    async def _load_fresh(self, account: Account, rejected: int) -> Kept:
+    async def _load_fresh(self, account: Account, rejected: int) -> OpenCredential:
         """The credential as it is on disk, renewed if it is due."""
         ends = time.time() + 2 * TOKEN_SECONDS
-        renewal: Kept | None = None
+        renewal: OpenCredential | None = None
         with self._signals.event_for(CREDENTIAL, payload_of(*reversed(account.key))) as row_changed:
             while True:
                 row_changed.clear()
@@ -248,7 +248,7 @@ class Keeper:
                 if row is None or row.refused or row.binding != account.binding:
                     raise SignInNeeded
                 stored, is_rejected = self._open(row), row.version == rejected
-                current: Kept | None = stored
+                current: OpenCredential | None = stored
                 if renewal is not None and renewal.version == row.version:
                     current = renewal  # the signal was that of our own renewal
                 elif is_rejected or time.time() >= stored.renew_at:
@@ -260,7 +260,9 @@ class Keeper:
                     raise Overloaded("busy", "The token is being renewed.", "Try again.")
                 await wait_until_set(row_changed, MOMENT_SECONDS)  # another process renews it
 
-    async def _renew(self, account: Account, stored: Kept, *, is_valid: bool) -> Kept | None:
+    async def _renew(
+        self, account: Account, stored: OpenCredential, *, is_valid: bool
+    ) -> OpenCredential | None:
         """The next version; the stored one for a while, if still good; None: read the row again."""
         row, tokens = stored.row, stored.secret.tokens
         if tokens is None or not tokens.refresh_token:
@@ -293,8 +295,8 @@ class Keeper:
         secret = msgspec.structs.replace(stored.secret, tokens=new_tokens)
         return await self._save_renewal(claim, self._next_version(claim, secret))
 
-    async def _save_renewal(self, old: Credential, new: Credential) -> Kept | None:
-        """Puts renewed tokens on disk; while the store is away they are kept here."""
+    async def _save_renewal(self, old: Credential, new: Credential) -> OpenCredential | None:
+        """Stores renewed tokens; while the store is away this process keeps them."""
         key = old.owner, old.connection
         self._unsaved[key] = old, new
         columns = {"sealed": new.sealed, "expires_at": new.expires_at, "version": new.version}
@@ -302,7 +304,9 @@ class Keeper:
         del self._unsaved[key]
         return self._open(new) if is_saved else None
 
-    async def _follow_renewer(self, stored: Kept, *, is_valid: bool) -> Kept | None:
+    async def _follow_renewer(
+        self, stored: OpenCredential, *, is_valid: bool
+    ) -> OpenCredential | None:
         """The credential while another process renews it; None: read the row again."""
         row, key = stored.row, (stored.row.owner, stored.row.connection)
         if key in self._unsaved:
@@ -322,13 +326,9 @@ class Keeper:
 
     def _next_version(self, row: Credential, secret: Secret) -> Credential:
         assert secret.tokens is not None
-        return replace(
-            row,
-            sealed=self._seal_secret(secret, (row.owner, row.connection)),
-            version=row.version + 1,
-            expires_at=secret.tokens.expires_at,
-            renewer=None,
-        )
+        sealed = self._seal_secret(secret, (row.owner, row.connection))
+        expires_at, version = secret.tokens.expires_at, row.version + 1
+        return replace(row, sealed=sealed, version=version, expires_at=expires_at, renewer=None)
 
     def _server(self, account: Account, secret: Secret) -> AuthorizationServer:
         """The server where tokens are renewed, with the secret that is configured now."""
@@ -338,20 +338,20 @@ class Keeper:
             return msgspec.structs.replace(server, client_secret=client_secret)
         return server
 
-    def _remember(self, credential: Kept) -> Kept:
+    def _remember(self, credential: OpenCredential) -> OpenCredential:
         self._cached[credential.row.owner, credential.row.connection] = credential
         return credential
 
     def _seal_secret(self, secret: Secret, key: tuple[str, str]) -> bytes:
         return self._seal.seal_values(SEALED, *key, msgspec.to_builtins(secret)).encode()
 
-    def _open(self, row: Credential) -> Kept:
+    def _open(self, row: Credential) -> OpenCredential:
         *key, value = self._seal.open_values(SEALED, row.sealed.decode()) or [None]
         if key != [row.owner, row.connection]:  # under another key, or moved from another row
             raise SignInNeeded
         secret = msgspec.convert(value, Secret)
         due = secret.tokens.renew_at if secret.tokens else None
-        credential = Kept(row, secret, math.inf if due is None else due)
+        credential = OpenCredential(row, secret, math.inf if due is None else due)
         retry_at = self._retries.get((row.owner, row.connection, row.version), 0.0)
         return _good_until(credential, retry_at) if retry_at > credential.renew_at else credential
 
@@ -365,22 +365,22 @@ def _has_expired(row: Credential) -> bool:
     return row.expires_at is not None and time.time() >= row.expires_at
 
 
-def _good_until(credential: Kept, moment: float | None) -> Kept:
+def _good_until(credential: OpenCredential, moment: float | None) -> OpenCredential:
     """The credential, to be looked at again at this moment, or sooner if it ends before."""
     ends = min(each for each in (moment, credential.row.expires_at, math.inf) if each is not None)
     return replace(credential, renew_at=ends)
 
 
 def sign_in_required(
-    keeper: Keeper | None, name: str, auth: Auth, principal: Principal
+    people: PeopleCredentials | None, name: str, auth: Auth, principal: Principal
 ) -> UpstreamFailed:
     """The error for a call without a sign-in: it says who has to sign in, and where."""
     personal = is_per_user(auth)
     words = f"You are not signed in to {name}." if personal else f"{name} is not signed in."
-    if keeper is None or not (personal or principal.admin):
+    if people is None or not (personal or principal.admin):
         hint = "Have an admin of the gateway sign it in."
         return UpstreamFailed("sign_in_required", words, hint, sent=False)
-    link = keeper.link(principal.name, principal.name if personal else "", name)
+    link = people.link(principal.name, principal.name if personal else "", name)
     hint = f"Open this link in a browser to sign in, then call again: {link}"
     return UpstreamFailed("sign_in_required", words, hint, sent=False, sign_in_url=link)
 

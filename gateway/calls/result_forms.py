@@ -39,7 +39,7 @@ async def fit_result(
 
 
 def _size(result: Result) -> int:
-    """How much of a result a model would read: data that is there twice counts once."""
+    """The characters of a result that a model would read: data that is there twice counts once."""
     structured = result.get("structuredContent")
     return max(
         sum(len(text) for part in result["content"] for text in _long_texts(part)),

@@ -1,4 +1,4 @@
-"""What `gateway serve` serves: config.toml, built-in defaults, or what the command line names.
+"""Sets up what `gateway serve` serves: config.toml, defaults, or APIs that the command line names.
 
 Without a config.toml the demo is served on loopback, the state lies in `state/` here, and a
 config.toml that appears is followed. Definitions that are named are served by themselves: nobody
@@ -21,10 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.cli.named import NamedApi, Options, free_name, without_secrets
+from gateway.cli.named_apis import NamedApi, Options, free_name, without_secrets
 from gateway.cli.remote import Remote, carry_messages
-from gateway.cli.terminal import Tell, note, show_progress, working
-from gateway.config.reading import Adjust, read_settings, refuse_parts, settings_of
+from gateway.cli.terminal import Tell, note, show_progress, show_spinner
+from gateway.config.file import Adjust, read_settings, refuse_parts, settings_of
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from gateway.telemetry import set_up
@@ -58,7 +58,7 @@ def serve_on(
         raise ConfigInvalid(["--bearer-env, --header and --base-url go with a SPEC"])
     with ExitStack() as stack:
         base = _find_base(config, specs, stdio, stack)
-        with working("Asking what is there"):
+        with show_spinner("Asking what is there"):
             apis = asyncio.run(_name_apis(specs, options, base))
         names, adjust = [api.name for api in apis], _make_adjust(apis, server_options)
         settings = adjust(base.settings)
@@ -156,7 +156,7 @@ def _open_stdio(settings: Settings) -> Beside:
 def _serve_here(settings: Settings, place: tuple[Any, ...], worker: bool, beside: Beside) -> None:
     gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
     with ExitStack() as starting:
-        starting.enter_context(working("Starting the gateway"))
+        starting.enter_context(show_spinner("Starting the gateway"))
         from gateway.app import Place, serve  # takes a second
 
         def show_loading(total: int) -> Tell:

@@ -14,8 +14,8 @@ from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
-from gateway.cli.named import LOOPBACK, Options, free_name
-from gateway.config.reading import read_settings
+from gateway.cli.named_apis import LOOPBACK, Options, free_name
+from gateway.config.file import read_settings
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from tests.callers import names, own_call
