@@ -61,6 +61,7 @@ log = structlog.get_logger("gateway.approvals")
 Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
 EXECUTION_FIELDS = "principal tool connection arguments args_digest risk session client".split()
+ADDED_TO_CALLS = {"headers", "inject", "on_behalf_of", "wrap"}  # settings of a connection
 QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
@@ -131,7 +132,7 @@ class Approvals:
             client=name_of_client(caller.client),
             tools=attempt.names,
             principal=attempt.principal,
-            fingerprint=tool.fingerprint,
+            fingerprint=self._fingerprint(attempt.snapshot, tool),
         )
         is_own = grant is not None and grant.granted_by == attempt.principal
         return None if is_own and not self.current().permissions.self_approval else grant
@@ -143,7 +144,7 @@ class Approvals:
         if state is None:
             return None
         approval = await store.get_approval(self.db, state[0])
-        call = _call_of(attempt).items()
+        call = self._call_of(attempt).items()
         same_call = all(getattr(approval, name, None) == value for name, value in call)
         same_tool = approval is not None and approval.tool in attempt.names
         if approval is None or not same_call or not same_tool or time.time() >= approval.expires_at:
@@ -162,7 +163,7 @@ class Approvals:
         """The open approval of this very call, whose first caller was cut off or waits too."""
         if attempt.unattended:
             return None
-        call = _call_of(attempt)
+        call = self._call_of(attempt)
         return await store.find_open(self.db, time.time(), UNATTENDED, tools=attempt.names, **call)
 
     async def _create_approval(self, attempt: Attempt, target: Target) -> Approval:
@@ -187,7 +188,7 @@ class Approvals:
             **{name: getattr(execution, name) for name in EXECUTION_FIELDS},
             id=new_id(now),
             execution_id=execution.id,
-            fingerprint=tool.fingerprint,
+            fingerprint=self._fingerprint(attempt.snapshot, tool),
             sealed_arguments=self.seal.encrypt_json(msgspec.to_builtins(ticket)),
             created_at=now,
             expires_at=now + attempt.snapshot.permissions.timeout_seconds,
@@ -252,6 +253,21 @@ class Approvals:
         # The session that answers may not be the session that called first.
         approval = replace(approval, session=attempt.caller.session)
         await self._decide(approval, decision, attempt.principal, "client")
+
+    def _call_of(self, attempt: Attempt) -> dict[str, Any]:
+        """What an approval is bound to beside the tool's name: the caller, the tool as it is, and
+        exact arguments."""
+        return {
+            "principal": attempt.principal,
+            "fingerprint": self._fingerprint(attempt.snapshot, attempt.tool),
+            "args_digest": attempt.args_digest,
+        }
+
+    def _fingerprint(self, snapshot: Snapshot, tool: Tool) -> str:
+        """The tool as a person allows it, with what the connection adds to its calls unseen."""
+        settings = snapshot.connections[tool.connection].settings
+        added = settings.model_dump(mode="json", include=ADDED_TO_CALLS, exclude_defaults=True)
+        return self.seal.digest([tool.fingerprint, added]) if added else tool.fingerprint
 
     # --- for people who decide --------------------------------------------------------------------
 
@@ -321,9 +337,13 @@ class Approvals:
         An approval that was given for another tool, or another set of rights, is void.
         """
         snapshot = self.current()
+
+        def is_allowed(snapshot: Snapshot, tool: Tool) -> bool:
+            return self._fingerprint(snapshot, tool) == approval.fingerprint
+
         try:
             find = partial(self.find_tool, door)
-            return snapshot, *permit_again(snapshot, principal, find, approval.fingerprint)
+            return snapshot, *permit_again(snapshot, principal, find, is_allowed)
         except Refused as refused:
             await self.void(approval)
             raise ApprovalVoid(
@@ -343,16 +363,6 @@ class Approvals:
         except (InvalidToken, ValueError, msgspec.ValidationError) as error:
             await self.void(approval)
             raise ApprovalVoid("approval_expired", "The call can't be opened.") from error
-
-
-def _call_of(attempt: Attempt) -> dict[str, Any]:
-    """What an approval is bound to beside the tool's name: the caller, the tool as it is, and exact
-    arguments."""
-    return {
-        "principal": attempt.principal,
-        "fingerprint": attempt.tool.fingerprint,
-        "args_digest": attempt.args_digest,
-    }
 
 
 def _may_be_asked(attempt: Attempt) -> bool:

@@ -166,7 +166,7 @@ def permit_again(
     snapshot: Snapshot,
     caller: Principal,
     find: Callable[[Snapshot, Principal], tuple[Tool, Tool]],
-    fingerprint: str,
+    is_allowed: Callable[[Snapshot, Tool], bool],
 ) -> tuple[Tool, Tool]:
     """The tool that a call which waited is made with now, and the tool permissions are asked about.
 
@@ -180,7 +180,7 @@ def permit_again(
     except (UnknownTool, GatewayError):
         raise Refused("access_denied", "the tool is no longer there for the caller") from None
     permit(snapshot, principal, tool, judged)
-    if tool.fingerprint != fingerprint:
+    if not is_allowed(snapshot, tool):
         raise Refused("access_denied", "the tool has changed since")
     return tool, judged
 

@@ -134,9 +134,11 @@ class StoredCatalog:
         def unit(tx: Connection, revision: int) -> int:
             if put is not None:
                 _check_revision(tx, name, expected)
-                first = tx.execute(select(_age).filter_by(name=name)).scalar() or revision
-                stamp = {"revision": revision, "updated_at": found.at, "updated_by": by}
-                row = {"name": name, "settings": settings, "first_revision": first, **stamp}
+                first = tx.execute(select(_age).filter_by(name=name)).scalar()
+                if first is None:
+                    _refuse_others_name(tx, name, put.get("organization"))
+                row = {"name": name, "settings": settings, "first_revision": first or revision}
+                row |= {"revision": revision, "updated_at": found.at, "updated_by": by}
                 upsert(tx, _connections, row)
             if tx.execute(same).first() is None:
                 record_changes(tx, name, changes)
@@ -146,11 +148,13 @@ class StoredCatalog:
 
         return await write_revision(self.db, unit)
 
-    async def delete(self, name: str, expected: int | None) -> int:
+    async def delete(self, name: str, expected: int | None, organization: str | None = None) -> int:
         """Forgets a connection and its definition; gives the new revision."""
+        last_owner = {"name": _owner_fact(name), "value": (organization or "").encode()}
 
         def unit(tx: Connection, revision: int) -> int:
             _check_revision(tx, name, expected)
+            upsert(tx, tables.facts, last_owner)
             tx.execute(delete(_definitions).filter_by(connection=name))
             tx.execute(delete(_former).filter_by(connection=name))
             delete_credentials_in(tx, connection=name)
@@ -217,6 +221,20 @@ def _keep_former(tx: Connection, renamed: Sequence[FormerName]) -> None:
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
     current = tx.execute(select(_connections.c.revision).filter_by(name=name)).scalar() or 0
     refuse_stale(f"connection {name}", current, expected)
+
+
+def _owner_fact(name: str) -> str:
+    """The fact under which the organization of a deleted connection is kept."""
+    return f"organization of {name}"
+
+
+def _refuse_others_name(tx: Connection, name: str, organization: str | None) -> None:
+    """Refuses a name that was another organization's: calls and changes are kept by names."""
+    facts = tables.facts.c
+    owner = tx.execute(select(facts.value).where(facts.name == _owner_fact(name))).scalar()
+    if owner not in (None, (organization or "").encode()):
+        hint = "What was done under it is another organization's; choose another name."
+        raise Fixable("connection_invalid", "this name can't be used", hint)
 
 
 def _row(name: str, found: BuiltDefinition) -> dict[str, Any]:

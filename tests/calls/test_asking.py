@@ -18,7 +18,7 @@ from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable, Refused, UnknownTool, UpstreamFailed
 from gateway.limits import STEP_BYTES
-from gateway.model import Principal
+from gateway.model import Principal, Tool
 from gateway.policy.access import permit_again, principal_now
 from tests.calls.lines import ANN, find, snapshot, tool
 from tests.store.rows import approval
@@ -73,10 +73,14 @@ def test_longest_list_is_found(value: Any, found: tuple[str, int]) -> None:
 ALLOWED = snapshot()
 
 
+def is_allowed(_: Any, now: Tool) -> bool:
+    return now == tool()
+
+
 def test_approval_holds_while_nothing_changed() -> None:
     later = snapshot(revision=9)
     same = later.tools["shop_order"]
-    assert permit_again(later, ANN, find, tool().fingerprint) == (same, same)
+    assert permit_again(later, ANN, find, is_allowed) == (same, same)
 
 
 def raising(error: Exception) -> Any:
@@ -100,7 +104,7 @@ def raising(error: Exception) -> Any:
 )
 def test_approval_is_void_once_anything_changed(now: Any, found: Any, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        permit_again(now, ANN, found, tool().fingerprint)
+        permit_again(now, ANN, found, is_allowed)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,9 @@ async def test_an_admin_sees_puts_and_reads_within_its_organization_only(
         assert (await gus("PUT", "/connections/shop", taken))[1]["error"]["message"] == TAKEN
         assert (await gus("DELETE", "/connections/shop"))[0] == 404
         assert (await root("DELETE", "/connections/shop"))[0] == 200
+        # What was done under the name stays acme's, and with it the name.
+        assert (await gus("PUT", "/connections/shop", taken))[1]["error"]["message"] == TAKEN
+        assert (await ann("PUT", "/connections/shop", shop))[0] == 200
 
 
 async def test_a_held_change_is_decided_in_the_console_by_admins_of_its_organization_only(

@@ -37,6 +37,21 @@ async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved_or_i
     assert shop.peer.sent() == 1
 
 
+async def test_an_approval_is_void_once_the_connection_adds_something_else(
+    make_shop: ShopMaker,
+) -> None:
+    shop = await make_shop(connection='inject = { notes = ["of A"] }\n')
+    _, waiting = await shop.ann.call("shop_place_order", **ORDER)
+    text = shop.config.read_text("utf-8")
+    shop.config.write_text(text.replace("of A", "of B"), "utf-8")
+    snapshots = shop.app.gateway.catalog
+    settings = snapshots.current.connections["shop"].settings
+    await until(lambda: snapshots.current.connections["shop"].settings != settings)
+    await shop.root.decide("approve")
+    record = await shop.ann.execution(waiting["execution_id"], "denied")
+    assert (record["error_code"], shop.peer.sent()) == ("approval_expired", 0)
+
+
 async def test_background_call_is_answered_at_once_and_read_later(shop: Shop) -> None:
     gate = Gate(shop.peer)
     meta = cast(RequestParamsMeta, {"gateway/background": True})
