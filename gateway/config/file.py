@@ -297,10 +297,11 @@ class ConfigWatch:
         await asyncio.sleep(SETTLE_SECONDS)
         if text != await asyncio.to_thread(self._read_text):
             return  # the next look finds all of it
-        self.last_text = text
-        if text is None:
-            log.error("configuration can't be read", file=self.config.name)
-            self.report(f"{self.config.name} can't be read: the settings read last stay in force")
+        is_first, self.last_text = self.last_text == UNREAD, text
+        if text is None or not (text.strip() or is_first):  # nobody means to lose everything
+            log.error("configuration is gone", file=self.config.name)
+            words = "is not there, or is empty: the settings read last stay in force"
+            self.report(f"{self.config.name} {words}")
             return
         try:
             settings = self.adjust(parse_settings(text, str(self.config)))

@@ -66,14 +66,19 @@ async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(
     await until(lambda: gateway.app.health.config_problem is None)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
 async def test_a_configuration_that_is_gone_is_told_of_and_its_settings_stay(
-    gateway: Running, rest: Api
+    gateway: Running, rest: Api, is_there: bool
 ) -> None:
+    edit(gateway.config, OPEN + table("limits", page_tools=7))
+    await until(lambda: gateway.app.gateway.snapshot.settings.limits.page_tools == 7)
     before = gateway.app.gateway.snapshot
     gateway.config.unlink()
+    if is_there:
+        gateway.config.touch()
     await until(lambda: gateway.app.health.config_problem is not None)
     _, report = await rest("GET", "//health")
-    assert "config.toml can't be read" in report["config_problem"]
+    assert "config.toml is not there, or is empty" in report["config_problem"]
     assert gateway.app.gateway.snapshot is before
     edit(gateway.config, OPEN)
     await until(lambda: gateway.app.health.config_problem is None)
