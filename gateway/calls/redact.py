@@ -97,16 +97,20 @@ def _forms(secret: str) -> set[str]:
     # Safe sets of Python's quote, JavaScript's encodeURIComponent and encodeURI, and none at all.
     quoted = [quote(secret, safe) for safe in ("", "/", "!'()*", "!'()*;,/?:@&=+$#")]
     quoted += [quote_plus(secret), quote(quote(secret, ""), "")]
-    all_bytes = "".join(f"%{byte:02X}" for byte in secret.encode("utf-8", "replace"))
+    raw = secret.encode("utf-8", "replace")
+    all_bytes = "".join(f"%{byte:02X}" for byte in raw)
     lower = [_PERCENT.sub(lambda match: match[0].lower(), text) for text in [*quoted, all_bytes]]
     escaped = [json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]]
     escaped += [text.replace("/", "\\/") for text in escaped]
     escaped += [html.escape(secret), html.escape(secret, quote=False)]
-    in_base64 = _base64_forms(secret.encode("utf-8", "replace"))
+    escaped += ["".join(written.format(ord(c)) for c in secret) for written in _ENTITIES]
+    escaped += [raw.hex(), raw.hex().upper()]
+    in_base64 = _base64_forms(raw)
     return {secret, all_bytes, *quoted, *lower, *escaped, *in_base64}
 
 
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
+_ENTITIES = ("&#{};", "&#x{:x};", "&#x{:X};")
 
 
 def _base64_forms(secret: bytes) -> set[str]:

@@ -32,6 +32,10 @@ def test_secret_is_in_no_output_whatever_its_encoding(
         json.dumps(secret),
         json.dumps(secret, ensure_ascii=False),
         html.escape(secret),
+        "".join(f"&#{ord(c)};" for c in secret),
+        "".join(f"&#x{ord(c):x};" for c in secret),
+        raw.hex(),
+        raw.hex().upper(),
         f"{lead}{secret}{tail}",
     ]
     redactor = Redactor([secret])
