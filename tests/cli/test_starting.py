@@ -258,13 +258,31 @@ async def test_a_connection_is_added_and_every_line_of_the_file_stays(folder: Pa
         assert config.read_bytes() == KEPT.replace("\n", "\r\n").encode()
         code, out, err = await gateway_command(*words, "--yes", "--json", cwd=folder)
     assert (code, orjson.loads(out)["connection"]) == (0, "shop")
-    assert "SHOP_KEY, which is not set here" in err
+    assert "connections.shop.auth.token: the environment variable SHOP_KEY is not set" in err
     text = config.read_bytes().decode()
     office = '    "10.0.0.0/8",  # the office\n'
     allowed = KEPT.replace(office, f'{office}    "127.0.0.1/32",\n    "::1/128",\n')
     assert text == f"{allowed}{ADDED}".replace("\n", "\r\n")
     settings = read_settings(config, {"OTHER_KEY": "o", "SHOP_KEY": "s", "KEY": "k"})
     assert settings.network.allow == ("10.0.0.0/8", "127.0.0.1/32", "::1/128")
+
+
+async def test_what_was_added_and_does_not_hold_yet_is_told_with_what_to_do(folder: Path) -> None:
+    (folder / "shop.json").write_bytes(orjson.dumps(ITEMS))
+    words = ("add", "shop.json", "--bearer-env", "NO_SUCH", "--yes")
+    code, out, err = await gateway_command(*words, cwd=folder)
+    assert code == 0 and "config.toml has shop now. It does not hold yet." in out
+    assert "connections.shop.auth.token: the environment variable NO_SUCH is not set" in err
+    assert "keeps the last good configuration" in err and "again with NO_SUCH set" in err
+    code, out, err = await gateway_command(*words, "--name", "b", cwd=folder, NO_SUCH="x")
+    assert (code, err) == (0, "") and "follows at once" in out
+    text = table("auth", mode="none")
+    text += table("connections.ats", kind="manifest", manifest="gone.toml")
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    code, out, err = await gateway_command(*words, "--json", cwd=folder, NO_SUCH="x")
+    [problem] = orjson.loads(out)["config_problems"]
+    assert code == 0 and "connections.ats.manifest: gone.toml can't be read" in problem
+    assert problem in err and "last good" in err and "started again" not in err
 
 
 async def test_secrets_in_an_address_are_neither_said_nor_written_down(folder: Path) -> None:
