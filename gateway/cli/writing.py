@@ -102,7 +102,11 @@ def write_first(config: Path, sign_in: str, api: str | None) -> None:
             file.write(text)
     except OSError as error:
         raise ConfigInvalid([f"{config}: can't be written: {error.strerror}"]) from error
-    print(f"Wrote {config}. Start with: gateway serve")
+    if sign_in == "oidc":
+        print(f"Wrote {config}. Fill in your provider's issuer and client_id under [auth.oauth],")
+        print("and set the environment variable OIDC_SECRET; then start with: gateway serve")
+    else:
+        print(f"Wrote {config}. Start with: gateway serve")
     if sign_in != "none":
         print(f"The admin's token, shown once: {token}")
 

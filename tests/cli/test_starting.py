@@ -371,6 +371,15 @@ async def test_a_first_configuration_asks_two_questions_and_is_never_written_ove
     assert read_settings(folder / "config.toml", {}) == settings
 
 
+async def test_a_first_configuration_says_what_of_it_stands_for_something_else(
+    folder: Path,
+) -> None:
+    code, out, _ = await gateway_command("init", "--sign-in", "oidc", cwd=folder)
+    assert code == 0
+    for words in ("issuer and client_id", "OIDC_SECRET"):
+        assert 0 < out.index(words) < out.index("gateway serve")
+
+
 NAMES = {
     "petstore.yaml": "petstore",
     "shop/openapi.json": "shop",
