@@ -285,6 +285,32 @@ async def test_what_was_added_and_does_not_hold_yet_is_told_with_what_to_do(fold
     assert problem in err and "last good" in err and "started again" not in err
 
 
+async def test_names_that_several_connections_may_want_are_told_beforehand(folder: Path) -> None:
+    (folder / "shop.json").write_bytes(orjson.dumps(ITEMS))
+    shop = {"kind": "openapi", "spec": "shop.json"}
+    prefixes = {"up": "a_b_c_", "y": "", "z": "", "off": "a_b_", "mine": "demo_"}
+    tables = [table(f"connections.{name}", **shop) for name in ("a_b", "a-b")]
+    for name, prefix in prefixes.items():
+        tables.append(table(f"connections.{name}", prefix=prefix, enabled=name != "off", **shop))
+    text = "".join([table("auth", mode="none"), table("demo", enabled=True), *tables])
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    code, out, _ = await gateway_command("check", "--json", cwd=folder)
+    assert code == 0
+    assert {each["where"]: each["message"] for each in orjson.loads(out)["warnings"]} == {
+        "connections.a_b.prefix": "a-b and a_b have the prefix 'a_b_': a tool's name that both "
+        "want is a-b's; set another prefix",
+        "connections.mine.prefix": "demo and mine have the prefix 'demo_': a tool's name that both "
+        "want is demo's; set another prefix",
+        "connections.up.prefix": "up's prefix extends 'a_b_' of a-b: names that begin with "
+        "'a_b_c_' are up's alone",
+    }
+    code, out, _ = await gateway_command("inspect", "a-b", cwd=folder)
+    assert code == 0 and "warning  prefix: a-b and a_b have" in out and "demo_" not in out
+    words = ("add", "shop.json", "--name", "a_b-c", "--yes")
+    code, out, _ = await gateway_command(*words, cwd=folder)
+    assert code == 0 and "warning  prefix: a_b-c and up have the prefix 'a_b_c_'" in out
+
+
 async def test_secrets_in_an_address_are_neither_said_nor_written_down(folder: Path) -> None:
     secret = "http://me:sesame@127.0.0.1:1/openapi.json?api_key=sesame"
     code, _, said = await gateway_command("serve", "--port", "0", secret, cwd=folder)
