@@ -109,15 +109,19 @@ def _preview_values(spec: str, kind: str | None) -> dict[str, Any]:
     return {"kind": "openapi", "spec": spec, "prefix": ""}
 
 
-def print_preview(report: dict[str, Any]) -> None:
-    """The preview in words."""
+def print_preview(report: dict[str, Any], most: int | None = None) -> None:
+    """The preview in words, with at most so many skipped operations and problems."""
     print(f"{report['connection']} · {report['format']} · {report['base_url'] or 'no base URL'}")
-    show_table(report["tools"], "name access risk method path tokens", name="Tool")
-    for skipped in report["skipped"]:
+    why = "what is skipped, and why:" if report["skipped"] else "there is nothing in it to call."
+    nothing = f"No tool comes of it; {why}"
+    show_table(report["tools"], "name access risk method path tokens", nothing, name="Tool")
+    for skipped in report["skipped"][:most]:
         operation = skipped["operation"] or f"{skipped['method']} {skipped['path']}"
         print(f"skipped  {operation}: {skipped['reason']}")
-    for problem in report["problems"]:
+    for problem in report["problems"][:most]:
         print(f"{problem['severity']:8} {problem['where']}: {problem['message']}")
+    if most is not None and most < max(len(report["skipped"]), len(report["problems"])):
+        print("…        --json has all of them")
     if "session" in report:
         is_own = report["session"] == "principal"
         print(f"session  {'each principal has its own' if is_own else 'all principals share one'}")

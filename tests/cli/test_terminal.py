@@ -18,7 +18,7 @@ from tests.certificates import authority
 from tests.cli.terminals import Terminal
 from tests.configs import principal, table, token_of
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import look_until, soon
+from tests.peers import items_api, look_until, provider, soon
 from tests.processes import COMMAND, gateway_command
 from tests.raw_server import Connection, Conversation, raw_server
 
@@ -187,6 +187,23 @@ async def test_only_the_address_of_a_configuration_is_looked_at(
     (folder / "config.toml").write_text(text, encoding="utf-8")
     code, out, err = await gateway_command("connections", "list", "--json", cwd=folder)
     assert (code, err) == (0, "") and orjson.loads(out)["connections"]
+
+
+async def test_a_look_ahead_says_what_a_put_would_give_and_leave_out(asking: Running) -> None:
+    async with provider() as peer:
+        put = ("connections", "put", "shop", "kind=openapi", f"spec={peer.spec}")
+        seen = await piped(asking, *put, "--dry-run")
+        assert "1 tools, 0 skipped, 0 problems" in seen and "\nadded    shop_get_items\n" in seen
+        await piped(asking, *put)
+        peer.document = items_api(peer.url, *(f"it{number}" for number in range(30)))
+        seen = await piped(asking, *put, 'exclude=["get_it2*"]', "--dry-run")
+        assert "\nskipped  get_it2: excluded by 'get_it2*'\n" in seen
+        assert "\nadded    shop_get_it0, " in seen and "\nremoved  shop_get_items\n" in seen
+        nothing = ("connections", "put", "other", *put[3:], 'exclude=["*"]', "--dry-run")
+        seen = await piped(asking, *nothing)
+    assert "No tool comes of it; what is skipped, and why:" in seen
+    assert seen.count("\nskipped  ") == 20 and "--json has all of them" in seen
+    assert "0 tools, 30 skipped, 0 problems" in seen
 
 
 async def test_pipes_that_end_early_are_no_errors(asking: Running) -> None:
