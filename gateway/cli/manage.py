@@ -54,11 +54,19 @@ def list_connections(gateway: Remote) -> None:
 
     Example: `gateway connections list`
     """
-    columns = "name status kind tools effective_access tokens last_refresh"
+    columns = "name status kind tools problems effective_access tokens last_refresh"
     empty = "Nothing is connected.\n`gateway connections put NAME spec=URL` connects an API."
-    found = gateway.list_rows("/connections", columns, empty)
+    found = gateway.rest("GET", "/connections")
+    rows = [row | {"problems": _count_problems(row)} for row in found["connections"]]
+    gateway.show(found, lambda: show_table(rows, columns, empty))
     for problem in () if gateway.as_json else found["problems"]:
         note(f"{problem['where']}: {problem['message']}")
+
+
+def _count_problems(connection: dict[str, Any]) -> str:
+    """The number of problems that want a person, as a cell."""
+    serious = [each for each in connection["problems"] if each["severity"] != "info"]
+    return str(len(serious) or "")
 
 
 @remote_command(connections, "show")

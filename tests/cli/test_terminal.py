@@ -206,6 +206,17 @@ async def test_a_look_ahead_says_what_a_put_would_give_and_leave_out(asking: Run
     assert "0 tools, 30 skipped, 0 problems" in seen
 
 
+async def test_a_connection_with_problems_is_marked(make_gateway: GatewayMaker) -> None:
+    async with provider() as peer:
+        gateway = await make_gateway(OPEN + peer.table("a-b") + peer.table("a_b"))
+        [titles, first, second, *_] = (await on_terminal(gateway, "connections", "list")).lines
+        assert max(map(len, (titles, first, second))) <= 80 and "Problems" in titles
+        at = titles.index("Problems")
+        assert (first[at], second[at]) == (" ", "1")
+        listed = orjson.loads(await piped(gateway, "connections", "list", "--json"))
+        assert "not exposed" in listed["connections"][1]["problems"][0]["message"]
+
+
 async def test_pipes_that_end_early_are_no_errors(asking: Running) -> None:
     gateway = " ".join(COMMAND)
     script = f"{gateway} tools --json | head -1; {gateway} tools | true; {gateway} stdio </dev/null"
