@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from gateway.cli.manage import Status
+from gateway.cli.remote import remote
 from gateway.cli.terminal import working
 from gateway.store.tables import ExecutionStatus
 from tests.callers import api
@@ -187,6 +188,43 @@ async def test_only_the_address_of_a_configuration_is_looked_at(
     (folder / "config.toml").write_text(text, encoding="utf-8")
     code, out, err = await gateway_command("connections", "list", "--json", cwd=folder)
     assert (code, err) == (0, "") and orjson.loads(out)["connections"]
+
+
+async def test_where_an_address_is_from_is_told_where_nothing_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = OSError()  # nothing here asks the address: another gateway may well be there
+    assert "There is no config.toml here: --url names" in remote(None, None).source
+    assert "config.toml" not in remote("127.0.0.1:9", None).explain(gone)
+    (tmp_path / "config.toml").write_text("[server]\nport = 9\n", encoding="utf-8")
+    code, _, err = await gateway_command("tools", cwd=tmp_path)
+    assert code == 1 and "can't be reached at http://127.0.0.1:9: nothing answers there" in err
+    assert "config.toml says so; a changed server.port holds only after a restart" in err
+
+
+async def test_a_bridge_that_is_not_let_in_says_where_and_what_to_do(
+    make_gateway: GatewayMaker,
+) -> None:
+    guarded = await make_gateway(OPEN.replace('"none"', '"tokens"') + principal("ann"))
+    assert await bridged("http://127.0.0.1:9/mcp") == (
+        "The gateway can't be reached at http://127.0.0.1:9: nothing answers there; is it running? "
+        "(`gateway serve`)."
+    )
+    words = f"The gateway at {guarded.url} wants {{}}: give --token or GATEWAY_TOKEN."
+    assert await bridged(guarded.url) == words.format("a token")
+    assert await bridged(guarded.url, "--token", "no") == words.format("another token than this")
+
+
+async def bridged(*words: str) -> Any:
+    """The error that the bridge answers a ping with."""
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "stdio", "--url", *words),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await soon(process.communicate(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'))
+    return orjson.loads(out)["error"]["message"]
 
 
 async def test_a_look_ahead_says_what_a_put_would_give_and_leave_out(asking: Running) -> None:
