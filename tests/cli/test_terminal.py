@@ -227,6 +227,24 @@ async def bridged(*words: str) -> Any:
     return orjson.loads(out)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("executions list --status foo", "'foo' is not one of 'pending_confirmation', 'executing'"),
+        ("connect foo", "'foo' is not one of 'claude-code',"),
+        ("inspect x --access foo", "'foo' is not one of 'read-write', 'read-only'."),
+        ("inspect x --kind foo", "'foo' is not one of 'openapi', 'arm', 'manifest'."),
+        ("serve --port foo", "Invalid value for '--port': it must be a whole number"),
+        ("serve --port 99999", "it must be less than or equal to 65535"),
+    ],
+)
+async def test_a_value_that_is_not_allowed_is_told_in_plain_words(words: str, said: str) -> None:
+    code, _, err = await gateway_command(*words.split())
+    shown = " ".join(err.replace("│", " ").split())
+    assert code == 2 and said in shown
+    assert "Value error" not in shown and "Input" not in shown
+
+
 async def test_a_look_ahead_says_what_a_put_would_give_and_leave_out(asking: Running) -> None:
     async with provider() as peer:
         put = ("connections", "put", "shop", "kind=openapi", f"spec={peer.spec}")
