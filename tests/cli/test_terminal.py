@@ -273,6 +273,10 @@ async def test_a_connection_with_problems_is_marked(make_gateway: GatewayMaker) 
         assert "not exposed" in listed["connections"][1]["problems"][0]["message"]
 
 
+async def test_the_word_list_after_tools_lists_them_all(asking: Running) -> None:
+    assert await piped(asking, "tools", "list") == await piped(asking, "tools")
+
+
 async def test_pipes_that_end_early_are_no_errors(asking: Running) -> None:
     gateway = " ".join(COMMAND)
     script = f"{gateway} tools --json | head -1; {gateway} tools | true; {gateway} stdio </dev/null"
