@@ -25,7 +25,7 @@ import typer
 
 from gateway.catalog.discover import is_url
 from gateway.cli.connect import write_whole
-from gateway.cli.inspect import preview_connection, print_preview
+from gateway.cli.inspect import check_files, preview_connection, print_preview
 from gateway.cli.named_apis import (
     LOOPBACK,
     NamedApi,
@@ -38,7 +38,7 @@ from gateway.cli.named_apis import (
 )
 from gateway.cli.terminal import fail, note, show_json, show_spinner
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
-from gateway.config.file import VARIABLE, parse_settings
+from gateway.config.file import VARIABLE, parse_settings, read_settings
 from gateway.config.settings import Settings, new_token
 from gateway.errors import ConfigInvalid
 
@@ -102,7 +102,11 @@ def write_first(config: Path, sign_in: str, api: str | None) -> None:
             file.write(text)
     except OSError as error:
         raise ConfigInvalid([f"{config}: can't be written: {error.strerror}"]) from error
-    print(f"Wrote {config}. Start with: gateway serve")
+    if sign_in == "oidc":
+        print(f"Wrote {config}. Fill in your provider's issuer and client_id under [auth.oauth],")
+        print("and set the environment variable OIDC_SECRET; then start with: gateway serve")
+    else:
+        print(f"Wrote {config}. Start with: gateway serve")
     if sign_in != "none":
         print(f"The admin's token, shown once: {token}")
 
@@ -127,12 +131,33 @@ def add_connection(
             fail(f"Nothing is written: --yes puts it into {config} without asking.", 2)
         typer.confirm(f"Put it into {config}?", abort=True)
     write_whole(config, after)
+    faults = _find_faults(config)
     if as_json:
-        show_json(report | {"connection": api.name, "config": str(config)})
+        written = {"connection": api.name, "config": str(config), "config_problems": faults}
+        show_json(report | written)
     else:
-        print(f"{config} has {api.name} now. A gateway that runs on it follows at once.")
-    for variable in _unset_variables(block):
-        note(f"The gateway needs the environment variable {variable}, which is not set here.")
+        follows = "A gateway that runs on it follows at once."
+        print(f"{config} has {api.name} now. {'It does not hold yet.' if faults else follows}")
+    if faults:
+        _explain_faults(faults, _unset_variables(json.dumps(_read(config)[1], default=str)))
+
+
+def _find_faults(config: Path) -> list[str]:
+    """What `gateway check` refuses in the file, in this environment."""
+    try:
+        check_files(read_settings(config), config)
+    except ConfigInvalid as error:
+        return list(error.problems)
+    return []
+
+
+def _explain_faults(faults: Iterable[str], variables: Iterable[str]) -> None:
+    """Says what keeps the file from holding, and what a running gateway does until it holds."""
+    for fault in faults:
+        note(fault)
+    note("Until this is mended, a gateway that runs on it keeps the last good configuration.")
+    for variable in dict.fromkeys(variables):
+        note(f"One whose environment lacks {variable} must be started again with {variable} set.")
 
 
 # --- the preview ----------------------------------------------------------------------------------

@@ -298,15 +298,19 @@ async def _check_upstream(name: str, settings: Settings, config: Path) -> list[F
         return [Finding(status, about, error.message, error.hint)]
     tools, skipped = len(report["tools"]), len(report["skipped"])
     message = f"{tools} tools, {skipped} skipped"
-    problems = [Problem(**each) for each in report["problems"] if each["where"] in STEPS]
+    problems = [
+        Problem(**each)
+        for each in report["problems"]
+        if each["where"] in STEPS or each["severity"] == "error"
+    ]
     todo = [
         *credential_tasks(name, connection),
         *host_tasks(name, connection, report["base_url"]),
         *problem_tasks(name, problems),
     ]
-    if not tools:
-        return [Finding("warn", about, message, f"`gateway inspect {name}` says why")]
     warnings = [Finding("warn", about, f"{each.what}: {each.why}", each.fix) for each in todo]
+    if not tools:
+        return [*warnings, Finding("warn", about, message, f"`gateway inspect {name}` says why")]
     return [*warnings, Finding("ok", about, message)]
 
 

@@ -25,7 +25,7 @@ from gateway.calls.credentials import Credentials, prove
 from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer, Fetcher, Look, is_inline, is_url, source_of
-from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, preview_of
+from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, prefix_of, preview_of
 from gateway.cli.terminal import show_table
 from gateway.config.connection import (
     NAME_PATTERN,
@@ -42,7 +42,7 @@ from gateway.connectors.mcp import drift
 from gateway.demo.bookshop import demo_connection
 from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError
 from gateway.limits import CHECK_SECONDS
-from gateway.model import Principal, Scope, TlsFiles
+from gateway.model import Principal, Problem, Scope, TlsFiles
 from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
 from gateway.policy.access import configuration_problems, decide, principal_now
@@ -90,7 +90,9 @@ async def preview_connection(
         advice = await workers.advise(found.definition.packed) if is_openapi else ()
     states = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
     owner = owner_in(Snapshot(0, settings, states), name, connection)
-    return preview_of(name, connection.kind, found, advice, owner=owner)
+    prefixes = find_prefix_problems(settings, {name: connection})
+    shared = [Problem("warning", "prefix", words) for *pair, words in prefixes if name in pair]
+    return preview_of(name, connection.kind, found, (*advice, *shared), owner=owner)
 
 
 def _named_connection(spec: str, settings: Settings) -> Connection | None:
@@ -107,15 +109,19 @@ def _preview_values(spec: str, kind: str | None) -> dict[str, Any]:
     return {"kind": "openapi", "spec": spec, "prefix": ""}
 
 
-def print_preview(report: dict[str, Any]) -> None:
-    """The preview in words."""
+def print_preview(report: dict[str, Any], most: int | None = None) -> None:
+    """The preview in words, with at most so many skipped operations and problems."""
     print(f"{report['connection']} · {report['format']} · {report['base_url'] or 'no base URL'}")
-    show_table(report["tools"], "name access risk method path tokens", name="Tool")
-    for skipped in report["skipped"]:
+    why = "what is skipped, and why:" if report["skipped"] else "there is nothing in it to call."
+    nothing = f"No tool comes of it; {why}"
+    show_table(report["tools"], "name access risk method path tokens", nothing, name="Tool")
+    for skipped in report["skipped"][:most]:
         operation = skipped["operation"] or f"{skipped['method']} {skipped['path']}"
         print(f"skipped  {operation}: {skipped['reason']}")
-    for problem in report["problems"]:
+    for problem in report["problems"][:most]:
         print(f"{problem['severity']:8} {problem['where']}: {problem['message']}")
+    if most is not None and most < max(len(report["skipped"]), len(report["problems"])):
+        print("…        --json has all of them")
     if "session" in report:
         is_own = report["session"] == "principal"
         print(f"session  {'each principal has its own' if is_own else 'all principals share one'}")
@@ -269,12 +275,34 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
         snapshot = catalog.current
     problems += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
     problems += [each for each in _find_overridden(snapshot) if each[0] not in dict(problems)]
+    prefixes = find_prefix_problems(settings, {})
+    problems += [(f"connections.{name}.prefix", words) for name, _, words in prefixes]
     return problems + [
         (f"connections.{name}.{problem.where}", problem.message)
         for name, state in snapshot.connections.items()
         for problem in state.problems
         if problem.configured
     ]
+
+
+def find_prefix_problems(
+    settings: Settings, more: Mapping[str, Connection]
+) -> Iterator[tuple[str, str, str]]:
+    """Two connections, and whose a tool's name is that begins with the prefixes of both."""
+    demo = {"demo": demo_connection("http://localhost")} if settings.demo.enabled else {}
+    connections = demo | dict(sorted({**settings.connections, **more}.items()))  # by precedence
+    prefixes = {name: prefix_of(name, each) for name, each in connections.items() if each.enabled}
+    holders: dict[str, str] = {}
+    for name, prefix in prefixes.items():
+        first = holders.setdefault(prefix, name)
+        if prefix and first != name:
+            words = f"a tool's name that both want is {first}'s; set another prefix"
+            yield name, first, f"{first} and {name} have the prefix {prefix!r}: {words}"
+    for prefix, name in holders.items():
+        for shorter in (prefix[:length] for length in range(1, len(prefix))):
+            if other := holders.get(shorter):
+                words = f"names that begin with {prefix!r} are {name}'s alone"
+                yield name, other, f"{name}'s prefix extends {shorter!r} of {other}: {words}"
 
 
 def _find_overridden(snapshot: Snapshot) -> Iterator[tuple[str, str]]:

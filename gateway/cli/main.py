@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from gateway import __version__
 from gateway.cli import manage, rights, tools
@@ -26,8 +27,23 @@ from gateway.cli.remote import JsonOption, stdio
 from gateway.cli.terminal import fail, note, show_json, show_spinner, show_table
 from gateway.errors import ConfigInvalid, GatewayError
 
+
+class Commands(TyperGroup):
+    """All commands; what is wrong with a value is said in plain words."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            words = re.sub("^Value error, |, unable to parse.*", "", error.message)
+            words = re.sub("^Input should", "it must", words)
+            error.message = words.replace("a valid integer", "a whole number")
+            raise
+
+
 app = typer.Typer(
     name="gateway",
+    cls=Commands,
     help="Point any MCP client at one URL; every API you connect becomes tools there.",
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -13,7 +13,7 @@ import typer
 from gateway.cli.remote import Remote, completes, remote_command, segment
 from gateway.cli.terminal import fail, note, show_details, show_progress, show_table, span
 from gateway.cli.tools import parse_arguments, tool_names
-from gateway.limits import LIVE_SECONDS, MOMENT_SECONDS, SIGN_IN_SECONDS
+from gateway.limits import LIVE_SECONDS, MAX_TOLD_ITEMS, MOMENT_SECONDS, SIGN_IN_SECONDS
 
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
 credentials = typer.Typer(help="What you sign in to as yourself.", no_args_is_help=True)
@@ -54,11 +54,19 @@ def list_connections(gateway: Remote) -> None:
 
     Example: `gateway connections list`
     """
-    columns = "name status kind tools effective_access tokens last_refresh"
+    columns = "name status kind tools problems effective_access tokens last_refresh"
     empty = "Nothing is connected.\n`gateway connections put NAME spec=URL` connects an API."
-    found = gateway.list_rows("/connections", columns, empty)
+    found = gateway.rest("GET", "/connections")
+    rows = [row | {"problems": _count_problems(row)} for row in found["connections"]]
+    gateway.show(found, lambda: show_table(rows, columns, empty))
     for problem in () if gateway.as_json else found["problems"]:
         note(f"{problem['where']}: {problem['message']}")
+
+
+def _count_problems(connection: dict[str, Any]) -> str:
+    """The number of problems that want a person, as a cell."""
+    serious = [each for each in connection["problems"] if each["severity"] != "info"]
+    return str(len(serious) or "")
 
 
 @remote_command(connections, "show")
@@ -84,11 +92,18 @@ def put_connection(
     """
     values = parse_arguments(settings) | ({"dry_run": True} if dry_run else {})
     answer = gateway.rest("PUT", f"/connections/{segment(name)}", values)
-    if dry_run:
-        columns = "name access method path"
-        gateway.show(answer, lambda: show_table(answer["tools"], columns, name="Tool"))
-    else:
-        gateway.show(answer, lambda: _print_reports([answer]))
+    gateway.show(answer, lambda: _print_plan(answer) if dry_run else _print_reports([answer]))
+
+
+def _print_plan(plan: dict[str, Any]) -> None:
+    """What a put would give and change, in words."""
+    from gateway.cli.inspect import print_preview
+
+    print_preview(plan, MAX_TOLD_ITEMS)
+    for outcome in ("added", "removed", "changed", "held"):
+        if names := plan[outcome]:
+            more = f" and {len(names) - MAX_TOLD_ITEMS} more" * (len(names) > MAX_TOLD_ITEMS)
+            print(f"{outcome:8} {', '.join(names[:MAX_TOLD_ITEMS])}{more}")
 
 
 @remote_command(connections, "refresh")

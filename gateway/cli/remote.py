@@ -7,8 +7,7 @@ and `--json`, to a function of a `Remote`; `completes` has a shell complete its 
 `gateway stdio` is the gateway for clients that only speak to a process over standard input. A line
 in is one JSON-RPC message, or a batch of them, and one POST; what comes back, as JSON or as events,
 goes out line by line. In the era of sessions the bridge keeps the session for its client and holds
-the stream on which the gateway says that tools changed. It understands as little of the messages as
-it can.
+the stream on which the gateway says that tools changed. It understands as little as it can.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ COMMANDS = {
     "GET /grants": "gateway grants list",
     "GET /principals": "gateway principals list",
 }
-ADVICE = (
-    "Is the address right, and the gateway of the version of this command, "
-    f"{__version__}? --url or GATEWAY_URL names another one."
-)
+ADVICE = f"Is it the address of a gateway {__version__}? --url or GATEWAY_URL names another one."
 
 REASONS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits
     (aiohttp.InvalidURL, "that is no address; one is like http://127.0.0.1:8080"),
@@ -77,7 +73,7 @@ REASONS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits
     ),
     (aiohttp.ClientSSLError, "no TLS with it ({0.strerror}); is it http:// and not https://?"),
     (aiohttp.ClientConnectorDNSError, "there is no machine of that name"),
-    (aiohttp.ClientConnectorError, "nothing answers there; is it running? (`gateway serve`)"),
+    (aiohttp.ClientConnectorError, "nothing answers there; is it running? (`gateway serve`){1}"),
     (TimeoutError, "no answer in time"),
     (aiohttp.ClientError, "{0!r}"),
     (Exception, "the address or the token has characters that can't be sent"),
@@ -105,6 +101,7 @@ class Remote:
     token: str | None
     as_json: bool = False
     seconds: float = COMMAND_SECONDS
+    source: str = ""  # where an address is from that no one named, in words
 
     @property
     def headers(self) -> dict[str, str]:
@@ -155,12 +152,10 @@ class Remote:
 
     def list_rows(
         self, path: str, columns: str, empty: str, query: Mapping[str, str] | None = None
-    ) -> Any:
-        """Prints the rows that the REST API lists at a path; returns the whole answer."""
+    ) -> None:
+        """Prints the rows that the REST API lists at a path."""
         found = self.rest("GET", path, query=query)
-        rows = found[_list_key(path)]
-        self.show(found, lambda: show_table(rows, columns, empty))
-        return found
+        self.show(found, lambda: show_table(found[_list_key(path)], columns, empty))
 
     def find_id(self, path: str, start: str, by: str = "id", **query: str) -> str:
         """The one id at a path that begins with `start`, or is `start` itself."""
@@ -203,10 +198,8 @@ class Remote:
             total = None if on_progress else self.seconds  # a person may take long
             wait = aiohttp.ClientTimeout(total, sock_connect=FETCH_SECONDS, sock_read=self.seconds)
             async with (
-                aiohttp.ClientSession(
-                    headers=all_headers, timeout=wait, read_bufsize=MAX_MESSAGE_BYTES
-                ) as http,
-                http.request(method, url, json=body, params=query) as answer,
+                aiohttp.ClientSession(timeout=wait, read_bufsize=MAX_MESSAGE_BYTES) as http,
+                http.request(method, url, headers=all_headers, json=body, params=query) as answer,
             ):
                 if answer.content_type != "text/event-stream":
                     return answer.status, await answer.read()
@@ -221,12 +214,20 @@ class Remote:
             with show_spinner(f"Waiting for {self.base}") if on_progress is None else nullcontext():
                 status, raw = asyncio.run(exchange())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            why = next(words for kind, words in REASONS if isinstance(error, kind))
-            fail(f"The gateway can't be reached at {self.base}: {why.format(error)}.")
+            fail(self.explain(error))
         if status == 401:
-            token_words = "another token than this" if self.token else "a token"
-            fail(f"The gateway at {self.base} wants {token_words}: give --token or GATEWAY_TOKEN.")
+            fail(self.ask_for_token())
         return status, raw
+
+    def explain(self, error: Exception) -> str:
+        """Why the gateway could not be reached, and what to do."""
+        why = next(words for kind, words in REASONS if isinstance(error, kind))
+        return f"The gateway can't be reached at {self.base}: {why.format(error, self.source)}."
+
+    def ask_for_token(self) -> str:
+        """What to do where the gateway does not know who this is."""
+        token_words = "another token than this" if self.token else "a token"
+        return f"The gateway at {self.base} wants {token_words}: give --token or GATEWAY_TOKEN."
 
 
 def _report_progress(data: bytes, on_progress: OnProgress | None) -> None:
@@ -257,20 +258,22 @@ def remote(
     url: str | None, token: str | None, as_json: bool = False, seconds: float = COMMAND_SECONDS
 ) -> Remote:
     """The gateway that the options, the environment or config.toml name."""
-    base = (url or _configured_address()).strip().rstrip("/").removesuffix("/mcp")
-    return Remote(base if "://" in base else f"http://{base}", token, as_json, seconds)
+    address, source = (url, "") if url else _configured_address()
+    base = address.strip().rstrip("/").removesuffix("/mcp")
+    return Remote(base if "://" in base else f"http://{base}", token, as_json, seconds, source)
 
 
-def _configured_address() -> str:
-    """The address in config.toml, of which nothing else is read."""
+def _configured_address() -> tuple[str, str]:
+    """The address in config.toml, of which nothing else is read, and where it is from."""
     try:
         text = Path("config.toml").read_text(encoding="utf-8-sig")
         server = tomllib.loads(text).get("server", {})
         host, port = server.get("host", "127.0.0.1"), server.get("port", 8080)
         address = server.get("public_url") or f"http://{host}:{port}"
-        return VARIABLE.sub(lambda found: os.environ.get(found[1], found[2] or ""), address)
+        address = VARIABLE.sub(lambda found: os.environ.get(found[1], found[2] or ""), address)
+        return address, "\nconfig.toml says so; a changed server.port holds only after a restart"
     except FileNotFoundError:
-        return "http://127.0.0.1:8080"
+        return "http://127.0.0.1:8080", "\nThere is no config.toml here: --url names another one"
     except (OSError, ValueError, AttributeError, TypeError) as error:
         fail(f"config.toml says no address ({error}): give --url or GATEWAY_URL", 2)
 
@@ -341,17 +344,16 @@ async def carry_messages(gateway: Remote, out: BinaryIO) -> None:
     """Carries messages between standard streams and the gateway until standard input ends."""
     headers = {**gateway.headers, "Accept": "application/json, text/event-stream"}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    async with aiohttp.ClientSession(
-        headers=headers, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES
-    ) as http:
-        await Bridge(http, f"{gateway.base}/mcp", out).run()
+    http = aiohttp.ClientSession(headers=headers, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES)
+    async with http:
+        await Bridge(http, gateway, out).run()
 
 
 class Bridge:
     """One client on standard input and output."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, out: BinaryIO) -> None:
-        self._http, self._url, self._out = http, url, out
+    def __init__(self, http: aiohttp.ClientSession, gateway: Remote, out: BinaryIO) -> None:
+        self._http, self._gateway, self._url, self._out = http, gateway, f"{gateway.base}/mcp", out
         self._session: dict[str, str] = {}  # the headers of each of its requests
 
     async def run(self) -> None:
@@ -375,7 +377,7 @@ class Bridge:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._answer_failure(message, f"the gateway can't be reached: {type(error).__name__}")
+            self._answer_failure(message, self._gateway.explain(error))
 
     async def _post(self, message: RpcBody) -> None:
         single = message if isinstance(message, dict) else {}
@@ -397,7 +399,9 @@ class Bridge:
         elif isinstance(value, dict) and "jsonrpc" in value:
             self._pass_on(value | ({"id": single.get("id")} if value.get("id") is None else {}))
         else:
-            self._answer_failure(message, f"the gateway answered {answer.status}")
+            words = f"{self._url} answered {answer.status}. {ADVICE}"
+            words = self._gateway.ask_for_token() if answer.status == 401 else words
+            self._answer_failure(message, words)
 
     async def _relay(self, answer: aiohttp.ClientResponse) -> None:
         async for line in answer.content:

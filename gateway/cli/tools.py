@@ -35,7 +35,10 @@ def list_tools(
     Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
     """
     found = _fetch_tools(gateway, client)
-    if words := " ".join(search or ()):
+    words = " ".join(search or ())
+    if words == "list" and all(tool["name"] != words for tool in found):
+        words = ""  # elsewhere this word is the command that lists all
+    if words:
         found = _search_tools(gateway, words, {tool["name"]: tool for tool in found})
     rows = [
         {

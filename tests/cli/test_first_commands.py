@@ -258,13 +258,57 @@ async def test_a_connection_is_added_and_every_line_of_the_file_stays(folder: Pa
         assert config.read_bytes() == KEPT.replace("\n", "\r\n").encode()
         code, out, err = await gateway_command(*words, "--yes", "--json", cwd=folder)
     assert (code, orjson.loads(out)["connection"]) == (0, "shop")
-    assert "SHOP_KEY, which is not set here" in err
+    assert "connections.shop.auth.token: the environment variable SHOP_KEY is not set" in err
     text = config.read_bytes().decode()
     office = '    "10.0.0.0/8",  # the office\n'
     allowed = KEPT.replace(office, f'{office}    "127.0.0.1/32",\n    "::1/128",\n')
     assert text == f"{allowed}{ADDED}".replace("\n", "\r\n")
     settings = read_settings(config, {"OTHER_KEY": "o", "SHOP_KEY": "s", "KEY": "k"})
     assert settings.network.allow == ("10.0.0.0/8", "127.0.0.1/32", "::1/128")
+
+
+async def test_what_was_added_and_does_not_hold_yet_is_told_with_what_to_do(folder: Path) -> None:
+    (folder / "shop.json").write_bytes(orjson.dumps(ITEMS))
+    words = ("add", "shop.json", "--bearer-env", "NO_SUCH", "--yes")
+    code, out, err = await gateway_command(*words, cwd=folder)
+    assert code == 0 and "config.toml has shop now. It does not hold yet." in out
+    assert "connections.shop.auth.token: the environment variable NO_SUCH is not set" in err
+    assert "keeps the last good configuration" in err and "again with NO_SUCH set" in err
+    code, out, err = await gateway_command(*words, "--name", "b", cwd=folder, NO_SUCH="x")
+    assert (code, err) == (0, "") and "follows at once" in out
+    text = table("auth", mode="none")
+    text += table("connections.ats", kind="manifest", manifest="gone.toml")
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    code, out, err = await gateway_command(*words, "--json", cwd=folder, NO_SUCH="x")
+    [problem] = orjson.loads(out)["config_problems"]
+    assert code == 0 and "connections.ats.manifest: gone.toml can't be read" in problem
+    assert problem in err and "last good" in err and "started again" not in err
+
+
+async def test_names_that_several_connections_may_want_are_told_beforehand(folder: Path) -> None:
+    (folder / "shop.json").write_bytes(orjson.dumps(ITEMS))
+    shop = {"kind": "openapi", "spec": "shop.json"}
+    prefixes = {"up": "a_b_c_", "y": "", "z": "", "off": "a_b_", "mine": "demo_"}
+    tables = [table(f"connections.{name}", **shop) for name in ("a_b", "a-b")]
+    for name, prefix in prefixes.items():
+        tables.append(table(f"connections.{name}", prefix=prefix, enabled=name != "off", **shop))
+    text = "".join([table("auth", mode="none"), table("demo", enabled=True), *tables])
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    code, out, _ = await gateway_command("check", "--json", cwd=folder)
+    assert code == 0
+    assert {each["where"]: each["message"] for each in orjson.loads(out)["warnings"]} == {
+        "connections.a_b.prefix": "a-b and a_b have the prefix 'a_b_': a tool's name that both "
+        "want is a-b's; set another prefix",
+        "connections.mine.prefix": "demo and mine have the prefix 'demo_': a tool's name that both "
+        "want is demo's; set another prefix",
+        "connections.up.prefix": "up's prefix extends 'a_b_' of a-b: names that begin with "
+        "'a_b_c_' are up's alone",
+    }
+    code, out, _ = await gateway_command("inspect", "a-b", cwd=folder)
+    assert code == 0 and "warning  prefix: a-b and a_b have" in out and "demo_" not in out
+    words = ("add", "shop.json", "--name", "a_b-c", "--yes")
+    code, out, _ = await gateway_command(*words, cwd=folder)
+    assert code == 0 and "warning  prefix: a_b-c and up have the prefix 'a_b_c_'" in out
 
 
 async def test_secrets_in_an_address_are_neither_said_nor_written_down(folder: Path) -> None:
@@ -351,6 +395,15 @@ async def test_a_first_configuration_asks_two_questions_and_is_never_written_ove
     code, _, err = await gateway_command("init", cwd=folder)
     assert code == 2 and "is there already" in err
     assert read_settings(folder / "config.toml", {}) == settings
+
+
+async def test_a_first_configuration_says_what_of_it_stands_for_something_else(
+    folder: Path,
+) -> None:
+    code, out, _ = await gateway_command("init", "--sign-in", "oidc", cwd=folder)
+    assert code == 0
+    for words in ("issuer and client_id", "OIDC_SECRET"):
+        assert 0 < out.index(words) < out.index("gateway serve")
 
 
 NAMES = {

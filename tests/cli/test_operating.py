@@ -100,6 +100,19 @@ async def test_a_port_that_something_else_holds_is_told(tmp_path: Path) -> None:
     assert "no gateway answers there" in message and "server.port" in fix
 
 
+async def test_the_doctor_tells_what_is_wrong_with_a_connection_that_can_be_read(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.toml"
+    async with provider() as shop:
+        shop.document["paths"]["/it"] = {"get": {"operationId": "eu_items"}}
+        text = table("network", allow=["127.0.0.0/8"]) + shop.table() + shop.table("shop_eu")
+        config.write_text(table("server", port=0) + PEOPLE + text, encoding="utf-8")
+        found = await examine(config, 0)
+    told = {f"{status} {about}": message for status, about, message, _ in found}
+    assert "'shop_eu_items' belongs to connection 'shop_eu'" in told["warn connection shop"]
+
+
 @pytest.fixture(scope="module")
 async def busy(tmp_path_factory: pytest.TempPathFactory) -> Any:
     async with gateway_on(tmp_path_factory.mktemp("bench") / "config.toml", DEMO) as made:

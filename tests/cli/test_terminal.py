@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from gateway.cli.manage import StatusFilter
+from gateway.cli.remote import remote
 from gateway.cli.terminal import show_spinner
 from gateway.store.tables import ExecutionStatus
 from tests.callers import api
@@ -18,7 +19,7 @@ from tests.certificates import authority
 from tests.cli.terminals import Terminal
 from tests.configs import principal, table, token_of
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import look_until, soon
+from tests.peers import items_api, look_until, provider, soon
 from tests.processes import COMMAND, gateway_command
 from tests.raw_server import Connection, Conversation, raw_server
 
@@ -187,6 +188,93 @@ async def test_only_the_address_of_a_configuration_is_looked_at(
     (folder / "config.toml").write_text(text, encoding="utf-8")
     code, out, err = await gateway_command("connections", "list", "--json", cwd=folder)
     assert (code, err) == (0, "") and orjson.loads(out)["connections"]
+
+
+async def test_where_an_address_is_from_is_told_where_nothing_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = OSError()  # nothing here asks the address: another gateway may well be there
+    assert "There is no config.toml here: --url names" in remote(None, None).source
+    assert "config.toml" not in remote("127.0.0.1:9", None).explain(gone)
+    (tmp_path / "config.toml").write_text("[server]\nport = 9\n", encoding="utf-8")
+    code, _, err = await gateway_command("tools", cwd=tmp_path)
+    assert code == 1 and "can't be reached at http://127.0.0.1:9: nothing answers there" in err
+    assert "config.toml says so; a changed server.port holds only after a restart" in err
+
+
+async def test_a_bridge_that_is_not_let_in_says_where_and_what_to_do(
+    make_gateway: GatewayMaker,
+) -> None:
+    guarded = await make_gateway(OPEN.replace('"none"', '"tokens"') + principal("ann"))
+    assert await bridged("http://127.0.0.1:9/mcp") == (
+        "The gateway can't be reached at http://127.0.0.1:9: nothing answers there; is it running? "
+        "(`gateway serve`)."
+    )
+    words = f"The gateway at {guarded.url} wants {{}}: give --token or GATEWAY_TOKEN."
+    assert await bridged(guarded.url) == words.format("a token")
+    assert await bridged(guarded.url, "--token", "no") == words.format("another token than this")
+
+
+async def bridged(*words: str) -> Any:
+    """The error that the bridge answers a ping with."""
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "stdio", "--url", *words),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await soon(process.communicate(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'))
+    return orjson.loads(out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("executions list --status foo", "'foo' is not one of 'pending_confirmation', 'executing'"),
+        ("connect foo", "'foo' is not one of 'claude-code',"),
+        ("inspect x --access foo", "'foo' is not one of 'read-write', 'read-only'."),
+        ("inspect x --kind foo", "'foo' is not one of 'openapi', 'arm', 'manifest'."),
+        ("serve --port foo", "Invalid value for '--port': it must be a whole number"),
+        ("serve --port 99999", "it must be less than or equal to 65535"),
+    ],
+)
+async def test_a_value_that_is_not_allowed_is_told_in_plain_words(words: str, said: str) -> None:
+    code, _, err = await gateway_command(*words.split())
+    shown = " ".join(err.replace("│", " ").split())
+    assert code == 2 and said in shown
+    assert "Value error" not in shown and "Input" not in shown
+
+
+async def test_a_look_ahead_says_what_a_put_would_give_and_leave_out(asking: Running) -> None:
+    async with provider() as peer:
+        put = ("connections", "put", "shop", "kind=openapi", f"spec={peer.spec}")
+        seen = await piped(asking, *put, "--dry-run")
+        assert "1 tools, 0 skipped, 0 problems" in seen and "\nadded    shop_get_items\n" in seen
+        await piped(asking, *put)
+        peer.document = items_api(peer.url, *(f"it{number}" for number in range(30)))
+        seen = await piped(asking, *put, 'exclude=["get_it2*"]', "--dry-run")
+        assert "\nskipped  get_it2: excluded by 'get_it2*'\n" in seen
+        assert "\nadded    shop_get_it0, " in seen and "\nremoved  shop_get_items\n" in seen
+        nothing = ("connections", "put", "other", *put[3:], 'exclude=["*"]', "--dry-run")
+        seen = await piped(asking, *nothing)
+    assert "No tool comes of it; what is skipped, and why:" in seen
+    assert seen.count("\nskipped  ") == 20 and "--json has all of them" in seen
+    assert "0 tools, 30 skipped, 0 problems" in seen
+
+
+async def test_a_connection_with_problems_is_marked(make_gateway: GatewayMaker) -> None:
+    async with provider() as peer:
+        gateway = await make_gateway(OPEN + peer.table("a-b") + peer.table("a_b"))
+        [titles, first, second, *_] = (await on_terminal(gateway, "connections", "list")).lines
+        assert max(map(len, (titles, first, second))) <= 80 and "Problems" in titles
+        at = titles.index("Problems")
+        assert (first[at], second[at]) == (" ", "1")
+        listed = orjson.loads(await piped(gateway, "connections", "list", "--json"))
+        assert "not exposed" in listed["connections"][1]["problems"][0]["message"]
+
+
+async def test_the_word_list_after_tools_lists_them_all(asking: Running) -> None:
+    assert await piped(asking, "tools", "list") == await piped(asking, "tools")
 
 
 async def test_pipes_that_end_early_are_no_errors(asking: Running) -> None:
