@@ -222,6 +222,7 @@ class Catalog:
         settings = parse_connection(name, complete_values(values, old, within))
         refuse_foreign(within, settings, old)
         refuse_unsafe(now.settings, name, settings)
+        refuse_configured(old, settings)
         new = await self._discover(name, settings, is_preview=True)
         return preview_of(name, settings.kind, new.found, owner=owner_in(now, name, settings)), new
 

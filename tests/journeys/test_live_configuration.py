@@ -176,6 +176,16 @@ async def test_a_stricter_edit_is_told_of_while_what_was_put_is_in_force(
     assert told == [{**problem, "event": "configuration problem", "log_level": "warning"}]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_connection_of_the_configuration_is_not_put(
+    gateway: Running, operator: Operator, items: Provider, dry_run: bool
+) -> None:
+    edit(gateway.config, OPEN + items.table())
+    await offers(gateway)
+    put = await operator.put("shop", items.spec, dry_run=dry_run)
+    assert put["error"]["message"] == "the connection 'shop' is defined in config.toml"
+
+
 async def test_names_that_match_nothing_are_told_of(
     gateway: Running, rest: Api, items: Provider
 ) -> None:
