@@ -45,9 +45,9 @@ async def add_client(
         tx.execute(_clients.insert(), row)
         beyond = (tx.execute(select(func.count()).select_from(_clients)).scalar() or 0) - most
         if beyond > 0:
-            oldest = select(_clients.c.id).order_by(_clients.c.used_at, _clients.c.created_at)
-            unused = list(tx.execute(oldest.limit(beyond)).scalars())
-            tx.execute(delete(_clients).where(_clients.c.id.in_(unused)))
+            unused_first = _clients.c.used_at.nulls_first()  # PostgreSQL would have them last
+            oldest = select(_clients.c.id).order_by(unused_first, _clients.c.created_at)
+            tx.execute(delete(_clients).where(_clients.c.id.in_(oldest.limit(beyond))))
 
     await db.write(unit, "~clients")
 
