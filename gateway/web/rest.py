@@ -33,6 +33,7 @@ from gateway.errors import (
     Broken,
     Fixable,
     GatewayError,
+    InsufficientScope,
     NotApproved,
     NotFound,
     Refused,
@@ -40,6 +41,7 @@ from gateway.errors import (
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, json_bytes, read_json
+from gateway.policy.access import LEVELS, user_level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
@@ -211,6 +213,9 @@ async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -
     inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
+    is_more = LEVELS.index(access) > LEVELS.index(user_level(catalog.current, principal, name))
+    if is_more and "tools:write" in principal.withheld:  # it would hold for all their clients
+        raise InsufficientScope("tools:read", "tools:write")
     await catalog.rights.choose(principal.name, name, access)
     snapshot = catalog.current
     return {
