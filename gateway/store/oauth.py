@@ -109,11 +109,11 @@ async def get_client_grant(db: Database, id: str) -> ClientGrant | None:
     return await db.read(lambda tx: get_one(tx, select(_grants).filter_by(id=id), ClientGrant))
 
 
-async def list_grants_that_hold(db: Database, now: float) -> list[ClientGrant]:
-    """The grants that hold, the newest first."""
+async def list_grants_that_hold(db: Database, now: float, **columns: str) -> list[ClientGrant]:
+    """The grants with these columns that hold, the newest first."""
     holds = _grants.c.revoked_at.is_(None) & (_grants.c.expires_at > now)
-    statement = select(_grants).where(holds).order_by(_grants.c.id.desc()).limit(STORE_ROWS)
-    return await db.read(lambda tx: get_all(tx, statement, ClientGrant))
+    held = select(_grants).filter_by(**columns).where(holds).order_by(_grants.c.id.desc())
+    return await db.read(lambda tx: get_all(tx, held.limit(STORE_ROWS), ClientGrant))
 
 
 @dataclass(frozen=True, slots=True)
