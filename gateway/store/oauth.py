@@ -109,6 +109,12 @@ async def get_client_grant(db: Database, id: str) -> ClientGrant | None:
     return await db.read(lambda tx: get_one(tx, select(_grants).filter_by(id=id), ClientGrant))
 
 
+async def is_revoked(db: Database, id: str) -> bool:
+    """Whether a grant was revoked, or is too old to be known."""
+    grant = await get_client_grant(db, id)
+    return grant is None or grant.revoked_at is not None
+
+
 async def list_grants_that_hold(db: Database, now: float, **columns: str) -> list[ClientGrant]:
     """The grants with these columns that hold, the newest first."""
     holds = _grants.c.revoked_at.is_(None) & (_grants.c.expires_at > now)

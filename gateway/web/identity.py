@@ -158,7 +158,7 @@ class Identity:
         possible = {"tools:write"} | ({"admin"} if principal.admin else set())
         withheld = frozenset(possible.difference(scopes))
         admin = principal.admin and "admin" in scopes
-        principal = replace(principal, admin=admin, withheld=withheld)
+        principal = replace(principal, admin=admin, withheld=withheld, grant=body["grant"])
         address = body["resource"].removeprefix(self._public_url)
         return VerifiedToken(principal, body["expires"], address, body["grant"])
 
