@@ -388,6 +388,7 @@ class Principal:
     access: Level = "read-write"
     connections: Mapping[str, Level] = field(default_factory=dict)
     withheld: frozenset[str] = frozenset()  # scopes the person has, and their client's token lacks
+    grant: str = field(default="", compare=False)  # the grant their client comes by, if it has one
     presented: str = field(default="", repr=False, compare=False)  # their token, if it is exchanged
 
 
@@ -401,10 +402,9 @@ class Scope:
     @property
     def address(self) -> str:
         """Where this view is served: what a token of the front door is for."""
-        if self.kind == "own":
-            return "/mcp"
-        names = "+".join(self.names) if self.kind == "bundles" else "/".join(self.names)
-        return f"/mcp/{'bundles' if self.kind == 'bundles' else 'steps'}/{names}"
+        if self.kind == "bundles":
+            return f"/mcp/bundles/{'+'.join(self.names)}"
+        return "/mcp" if self.kind == "own" else f"/mcp/steps/{'/'.join(self.names)}"
 
 
 def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:

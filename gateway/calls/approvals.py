@@ -46,12 +46,13 @@ from gateway.calls.questions import ApprovalChoice, may_always, question_of
 from gateway.calls.record import UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
-from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused
+from gateway.errors import ApprovalVoid, Broken, GatewayError, NotApproved, Overloaded, Refused
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
 from gateway.store.cluster import Signals, wait_until_set
 from gateway.store.database import Database
+from gateway.store.oauth import is_revoked
 from gateway.store.secrets import Seal
 from gateway.store.tables import CONFIRMATION, Approval, StandingGrant
 from gateway.upstream.protocol import ELICIT
@@ -223,7 +224,8 @@ class Approvals:
                     if seconds_left <= 0:
                         await self.expire()
                     elif not await wait_until_set(signal, min(seconds_left, limits.MOMENT_SECONDS)):
-                        await self._judge_attempt(attempt, approval)
+                        with suppress(Broken):  # as above
+                            await self._judge_attempt(attempt, approval)
             return approval
         finally:
             asking.cancel()
@@ -336,13 +338,14 @@ class Approvals:
 
         An approval that was given for another tool, or another set of rights, is void.
         """
-        snapshot = self.current()
 
         def is_allowed(snapshot: Snapshot, tool: Tool) -> bool:
             return self._fingerprint(snapshot, tool) == approval.fingerprint
 
         try:
-            find = partial(self.find_tool, door)
+            if principal.grant and await is_revoked(self.db, principal.grant):
+                raise Refused("access_denied", "the access of its client has ended")
+            snapshot, find = self.current(), partial(self.find_tool, door)
             return snapshot, *permit_again(snapshot, principal, find, is_allowed)
         except Refused as refused:
             await self.void(approval)

@@ -147,16 +147,16 @@ def _key_path(detail: ErrorDetails) -> str:
 def _mistake(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     value = detail.get("input")
-    quoted = f"{value!r}" if isinstance(value, str | int | float | bool) else type(value).__name__
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
             return f"unknown key{_did_you_mean(str(detail['loc'][-1]), keys())}"
         case "missing":
             return "is required"
         case "literal_error":
-            return f"{quoted[:80]} is not allowed; allowed: {context.get('expected')}"
+            return f"{_quote(value)} is not allowed; allowed: {context.get('expected')}"
         case "union_tag_invalid":
-            return f"{context.get('tag')!r} is not allowed; allowed: {context.get('expected_tags')}"
+            tag, tags = _quote(context.get("tag")), context.get("expected_tags")
+            return f"{tag} is not allowed; allowed: {tags}"
         case "union_tag_not_found":
             return f"{context.get('discriminator')} is required"
         case "value_error":
@@ -167,6 +167,16 @@ def _mistake(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
             return f"must match {context.get('pattern')}"
         case _:
             return re.sub(r"^(input|string) should", "must", detail["msg"], flags=re.IGNORECASE)
+
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z_-]{0,19}[0-9]?")
+
+
+def _quote(value: object) -> str:
+    """The value, if it is a short plain word or a number; else it may be a misplaced secret."""
+    if isinstance(value, str):
+        return repr(value) if _WORD.fullmatch(value) else "this value"
+    return repr(value)[:80] if isinstance(value, int | float) else _kind_of(value)
 
 
 _KINDS = {

@@ -47,8 +47,7 @@ async def approvals(visit: Visit) -> Response:
 async def approvals_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
     """The values of the page of calls that wait."""
     filter = visit.filter("q", "connection", "risk")
-    waiting = await list_open(visit.gateway.db, time.time())
-    relevant = [each for each in waiting if visit.inquiry.concerns(each.principal, each.connection)]
+    relevant = await list_open(visit.gateway.db, time.time(), rest.visible_rows(visit.inquiry))
     rows = choose_rows((approval_row(visit.snapshot, each) for each in relevant), filter, *COLUMNS)
     chosen = {row["id"] for row in rows[:MAX_TOLD_ITEMS]}
     cards = [_card(visit, each) for each in relevant if each.id in chosen]
@@ -67,10 +66,9 @@ async def approvals_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
 
 async def _ended_cards(visit: Visit) -> list[dict[str, Any]]:
     """The cards of calls that waited until a moment ago."""
-    now = time.time()
-    ended = await list_ended(visit.gateway.db, now - 3 * MOMENT_SECONDS, now)
-    relevant = [each for each in ended if visit.inquiry.concerns(each.principal, each.connection)]
-    return [_card(visit, each) | {"ended": _ending(each)} for each in relevant[:MAX_TOLD_ITEMS]]
+    now, visible = time.time(), rest.visible_rows(visit.inquiry)
+    ended = await list_ended(visit.gateway.db, now - 3 * MOMENT_SECONDS, now, visible)
+    return [_card(visit, each) | {"ended": _ending(each)} for each in ended[:MAX_TOLD_ITEMS]]
 
 
 def _card(visit: Visit, approval: Approval) -> dict[str, Any]:

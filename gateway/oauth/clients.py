@@ -257,10 +257,11 @@ class Clients:
                 subject=client.id,
                 options={"require": ["exp", "iss", "sub", "aud", "jti"]},
             )
-        except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
+            expires = float(claims["exp"])
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise _wrong_client("the client's assertion could not be verified") from error
         assertion_id = _sha256(f"assertion {client.id} {claims['jti']}")
-        if not await first_use(self._db, assertion_id, float(claims["exp"])):
+        if not await first_use(self._db, assertion_id, expires):
             raise _wrong_client("the client's assertion was used before")
 
     async def _keys_of(self, client: Client) -> bytes:
@@ -326,7 +327,10 @@ def _client_of_document(id: str, answer: Answer) -> Client:
     if not _is_text(fields.get("client_name")):
         raise _bad_document("it has no client_name")
     jwks, jwks_uri = fields.get("jwks"), fields.get("jwks_uri")
-    if isinstance(jwks, dict) and any("d" in key for key in jwks.get("keys", ())):
+    keys = [] if jwks is None else jwks.get("keys") if isinstance(jwks, dict) else None
+    if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
+        raise _bad_document("its jwks is no set of keys")
+    if any("d" in key for key in keys):
         raise _bad_document("it holds a private key")
     if jwks_uri is not None and not str(jwks_uri).startswith("https://"):
         raise _bad_document("its jwks_uri is not https")

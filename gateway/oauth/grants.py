@@ -114,9 +114,9 @@ class Grants:
         self, code: str, client_id: str, redirect_uri: str, verifier: str, resource: str | None
     ) -> TokenAnswer:
         """The tokens for a code, its first time; a second time revokes them. Raises OAuthError."""
-        body = self._open_token("code", code)
+        body = self._open_sealed("code", code)
         if body is None or body["request"]["client_id"] != client_id:
-            raise OAuthError("invalid_grant", "the code is unknown, or too old")
+            raise OAuthError("invalid_grant", "the code is unknown")
         request = AuthorizationRequest(**body["request"])
         if redirect_uri and redirect_uri != request.redirect_uri:  # OAuth 2.1 asks for it no more
             raise OAuthError("invalid_grant", "redirect_uri is another than the code was sent to")
@@ -124,6 +124,9 @@ class Grants:
             raise OAuthError("invalid_grant", "code_verifier does not fit code_challenge")
         if resource not in (None, request.resource):
             raise OAuthError("invalid_target", "the code is for another resource")
+        if body["expires"] <= self._clock():  # who has it now may have had it in time, too
+            await revoke_client_grants(self._db, self._clock(), code_id=body["id"])
+            raise OAuthError("invalid_grant", "the code is too old")
         return await self.open(request, body["principal"], body["claimed"], body["id"])
 
     async def open(
@@ -230,12 +233,17 @@ class Grants:
         return self._seal.encrypt(text).decode().rstrip("=")
 
     def _open_token(self, kind: str, token: str) -> dict[str, Any] | None:
+        body = self._open_sealed(kind, token)
+        return None if body is None or body["expires"] <= self._clock() else body
+
+    def _open_sealed(self, kind: str, token: str) -> dict[str, Any] | None:
+        """The content of what we sealed for this, even if its time is over."""
         padded = token + "=" * (-len(token) % 4)
         try:
             body: dict[str, Any] = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
         except (InvalidToken, ValueError):
             return None
-        return body if body.get("kind") == kind and body["expires"] > self._clock() else None
+        return body if body.get("kind") == kind else None
 
 
 def _is_verifier_of(challenge: str, verifier: str) -> bool:

@@ -241,9 +241,12 @@ class Judge(AbstractResolver):
         return await asyncio.shield(lookup)
 
     async def _look_up(self, host: str) -> list[str]:
-        rows = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._lookup, host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM
-        )
+        try:
+            rows = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._lookup, host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM
+            )
+        except UnicodeError:  # a part between two dots is empty or too long: no name has such
+            rows = []
         if not rows:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
         return [address[0] for *_, address in rows]

@@ -30,6 +30,10 @@ _executions = tables.executions
 _changes = tables.changes
 _claims = tables.claims
 
+# Whose rows someone may see: a principal's own, and those of connections; None: of all of them.
+VisibleRows = tuple[str, Sequence[str] | None]
+EVERYTHING: VisibleRows = ("", None)
+
 
 async def create_approval(db: Database, approval: Approval, execution: Execution) -> None:
     """Adds an approval and its waiting execution, both at once."""
@@ -110,12 +114,14 @@ async def get_approvals(db: Database, ids: Sequence[str]) -> dict[str, Approval]
     return {each.id: each for each in await _find(db, _approvals.c.id.in_(ids))}
 
 
-async def list_open(db: Database, now: float) -> list[Approval]:
+async def list_open(db: Database, now: float, visible: VisibleRows = EVERYTHING) -> list[Approval]:
     """Approvals that wait for a decision, oldest first."""
-    return await _find(db, _is_in_time("pending", now))
+    return await _find(db, and_(_is_in_time("pending", now), *_within(_approvals.c, visible)))
 
 
-async def list_ended(db: Database, since: float, now: float) -> list[Approval]:
+async def list_ended(
+    db: Database, since: float, now: float, visible: VisibleRows = EVERYTHING
+) -> list[Approval]:
     """Approvals that were decided, not decided in time or withdrawn since then, oldest first."""
     a, call = _approvals.c, _executions.c
     # An undecided approval has no time of its own: it expired, or is void since its call ended.
@@ -123,7 +129,8 @@ async def list_ended(db: Database, since: float, now: float) -> list[Approval]:
     is_late = (a.status != "void") & (a.expires_at <= now)
     is_undecided = a.decided_at.is_(None) & (is_late | (a.status == "void") & call_ended)
     is_recent = a.status.in_(get_args(ApprovalStatus)) & (a.expires_at > since)  # by the index
-    approvals = await _find(db, is_recent & ((a.decided_at > since) | is_undecided))
+    is_told = and_((a.decided_at > since) | is_undecided, *_within(a, visible))
+    approvals = await _find(db, is_recent & is_told)
     return sorted(approvals, key=lambda each: each.id)
 
 
@@ -206,9 +213,11 @@ async def find_grant(
     return await db.read(lambda tx: get_one(tx, statement, StandingGrant))
 
 
-async def list_grants(db: Database, now: float) -> list[StandingGrant]:
+async def list_grants(
+    db: Database, now: float, visible: VisibleRows = EVERYTHING
+) -> list[StandingGrant]:
     """The standing grants that hold, the newest first."""
-    valid = select(_grants).where(_grants.c.expires_at > now)
+    valid = select(_grants).where(_grants.c.expires_at > now, *_within(_grants.c, visible))
     statement = valid.order_by(_grants.c.id.desc()).limit(STORE_ROWS)
     return await db.read(lambda tx: get_all(tx, statement, StandingGrant))
 
@@ -245,6 +254,12 @@ async def _find(
 
 def _is_in_time(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
     return (_approvals.c.status == status) & (_approvals.c.expires_at > now)
+
+
+def _within(columns: Any, visible: VisibleRows) -> list[ColumnElement[bool]]:
+    principal, connections = visible
+    is_own = columns.principal == principal
+    return [] if connections is None else [is_own | columns.connection.in_(connections)]
 
 
 def _set_status(

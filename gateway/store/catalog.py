@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 from cryptography.fernet import InvalidToken
-from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, delete, func, insert, select, true, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import MAX_OPERATIONS, STORE_ROWS
@@ -315,12 +315,14 @@ async def list_changes(
     *,
     connection: str | None = None,
     status: ChangeStatus | None = None,
+    connections: Sequence[str] | None = None,
     limit: int = STORE_ROWS,
 ) -> list[Change]:
-    """Changes, newest first."""
+    """Changes, newest first; where `connections` are given, of these only."""
     columns = {"connection": connection, "status": status}
     filters = {name: value for name, value in columns.items() if value is not None}
-    ordered = select(_changes).filter_by(**filters).order_by(_changes.c.id.desc())
+    among = true() if connections is None else _changes.c.connection.in_(connections)
+    ordered = select(_changes).filter_by(**filters).where(among).order_by(_changes.c.id.desc())
     statement = ordered.limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: get_all(tx, statement, Change))
 

@@ -45,9 +45,9 @@ async def add_client(
         tx.execute(_clients.insert(), row)
         beyond = (tx.execute(select(func.count()).select_from(_clients)).scalar() or 0) - most
         if beyond > 0:
-            oldest = select(_clients.c.id).order_by(_clients.c.used_at, _clients.c.created_at)
-            unused = list(tx.execute(oldest.limit(beyond)).scalars())
-            tx.execute(delete(_clients).where(_clients.c.id.in_(unused)))
+            unused_first = _clients.c.used_at.nulls_first()  # PostgreSQL would have them last
+            oldest = select(_clients.c.id).order_by(unused_first, _clients.c.created_at)
+            tx.execute(delete(_clients).where(_clients.c.id.in_(oldest.limit(beyond))))
 
     await db.write(unit, "~clients")
 
@@ -109,11 +109,17 @@ async def get_client_grant(db: Database, id: str) -> ClientGrant | None:
     return await db.read(lambda tx: get_one(tx, select(_grants).filter_by(id=id), ClientGrant))
 
 
-async def list_grants_that_hold(db: Database, now: float) -> list[ClientGrant]:
-    """The grants that hold, the newest first."""
+async def is_revoked(db: Database, id: str) -> bool:
+    """Whether a grant was revoked, or is too old to be known."""
+    grant = await get_client_grant(db, id)
+    return grant is None or grant.revoked_at is not None
+
+
+async def list_grants_that_hold(db: Database, now: float, **columns: str) -> list[ClientGrant]:
+    """The grants with these columns that hold, the newest first."""
     holds = _grants.c.revoked_at.is_(None) & (_grants.c.expires_at > now)
-    statement = select(_grants).where(holds).order_by(_grants.c.id.desc()).limit(STORE_ROWS)
-    return await db.read(lambda tx: get_all(tx, statement, ClientGrant))
+    held = select(_grants).filter_by(**columns).where(holds).order_by(_grants.c.id.desc())
+    return await db.read(lambda tx: get_all(tx, held.limit(STORE_ROWS), ClientGrant))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any
 
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
-from gateway.limits import STORE_ROWS
 from gateway.model import Principal
 from gateway.naming import token_cost
 from gateway.policy.access import configured_principal, decide, may_know, principal_now
@@ -72,7 +71,8 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
         hint = "GET /principals names them; people who let a client in are known too."
         raise NotFound("invalid_arguments", f"there is no principal {principal!r}", hint)
     view = inquiry.gateway.view_of(inquiry.snapshot, person, scope)
-    held_changes = await changes.list_changes(inquiry.gateway.db, status="held", limit=STORE_ROWS)
+    names = inquiry.overseen_names()
+    held_changes = await changes.list_changes(inquiry.gateway.db, status="held", connections=names)
     new_tools = [(c.tool, c.connection) for c in held_changes if c.kind == "added"]
     rows = await asyncio.to_thread(lambda: list(_rows(inquiry, person, view, new_tools)))
     counts = Counter(row["shown"] for row in rows)

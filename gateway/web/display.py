@@ -149,6 +149,13 @@ def masked_settings(settings: Connection) -> dict[str, Any]:
     return values
 
 
+def base_url_for(principal: Principal, state: ConnectionState) -> str:
+    """The address that calls go to; without its path, which may hold a key, for all but admins."""
+    url = state.build.base_url if state.build else ""
+    is_whole = principal.admin or not url
+    return masked_url(url) if is_whole else f"{urlsplit(url).scheme}://{host_of(url)}"
+
+
 def masked_url(url: str) -> str:
     """The address, with the values in its query masked: some services put their keys there."""
     place, _, query = url.partition("?")

@@ -158,7 +158,7 @@ class Identity:
         possible = {"tools:write"} | ({"admin"} if principal.admin else set())
         withheld = frozenset(possible.difference(scopes))
         admin = principal.admin and "admin" in scopes
-        principal = replace(principal, admin=admin, withheld=withheld)
+        principal = replace(principal, admin=admin, withheld=withheld, grant=body["grant"])
         address = body["resource"].removeprefix(self._public_url)
         return VerifiedToken(principal, body["expires"], address, body["grant"])
 
@@ -324,8 +324,10 @@ def read_keys(document: bytes) -> dict[str | None, SigningKey]:
     """The usable keys of a JWKS document: public ones, meant for signatures."""
     keys: dict[str | None, SigningKey] = {}
     for entry in orjson.loads(document)["keys"]:
-        if entry.get("kty") in ("RSA", "EC", "OKP") and entry.get("use", "sig") == "sig":
-            with suppress(jwt.PyJWTError):  # one key we can't read must not cost us the others
+        is_public = isinstance(entry, dict) and entry.get("kty") in ("RSA", "EC", "OKP")
+        if is_public and entry.get("use", "sig") == "sig":
+            # One key that we can't read must not cost us the others.
+            with suppress(jwt.PyJWTError, TypeError, ValueError):
                 key = jwt.PyJWK.from_dict(entry)
                 # A key that names its algorithm is good for that algorithm only; a key that doesn't
                 # is good for all that its kind allows, where PyJWT would settle on a default.

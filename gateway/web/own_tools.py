@@ -181,7 +181,7 @@ def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Json:
     """One connection in detail; an admin also gets its settings."""
     row = _connection_row(inquiry, state) | {
         **display.access_row(inquiry.snapshot, inquiry.principal, state),
-        "base_url": display.masked_url(state.build.base_url) if state.build else "",
+        "base_url": display.base_url_for(inquiry.principal, state),
         "revision": state.revision,
         "instructions": inquiry.instructions(state.name),
     }

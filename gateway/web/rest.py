@@ -33,6 +33,7 @@ from gateway.errors import (
     Broken,
     Fixable,
     GatewayError,
+    InsufficientScope,
     NotApproved,
     NotFound,
     Refused,
@@ -40,6 +41,7 @@ from gateway.errors import (
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, json_bytes, read_json
+from gateway.policy.access import LEVELS, user_level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
@@ -211,6 +213,9 @@ async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -
     inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
+    is_more = LEVELS.index(access) > LEVELS.index(user_level(catalog.current, principal, name))
+    if is_more and "tools:write" in principal.withheld:  # it would hold for all their clients
+        raise InsufficientScope("tools:read", "tools:write")
     await catalog.rights.choose(principal.name, name, access)
     snapshot = catalog.current
     return {
@@ -337,11 +342,16 @@ async def delete_execution(inquiry: Inquiry, id: str) -> Response:
     return json_response(record, 202 if record["status"] in display.GOING_ON else 200)
 
 
+def visible_rows(inquiry: Inquiry) -> approvals.VisibleRows:
+    """Whose rows the caller may see: its own, and those of the connections it oversees."""
+    return inquiry.principal.name, inquiry.overseen_names() if inquiry.principal.admin else ()
+
+
 async def list_approvals(inquiry: Inquiry) -> Json:
     inquiry.require_admin()
-    waiting = await approvals.list_open(inquiry.gateway.db, time.time())
-    visible = [each for each in waiting if inquiry.oversees(each.connection)]
-    return {"approvals": [display.approval_row(inquiry.snapshot, each) for each in visible]}
+    overseen = ("", inquiry.overseen_names())  # not the caller's own calls of what has gone
+    waiting = await approvals.list_open(inquiry.gateway.db, time.time(), overseen)
+    return {"approvals": [display.approval_row(inquiry.snapshot, each) for each in waiting]}
 
 
 async def get_approval(inquiry: Inquiry, id: str) -> Json:
@@ -359,9 +369,8 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Js
 
 async def list_grants(inquiry: Inquiry) -> Json:
     """The standing grants that hold and are the caller's business."""
-    grants = await approvals.list_grants(inquiry.gateway.db, time.time())
-    visible = [each for each in grants if inquiry.concerns(each.principal, each.connection)]
-    return {"standing_grants": [display.grant_row(each) for each in visible]}
+    grants = await approvals.list_grants(inquiry.gateway.db, time.time(), visible_rows(inquiry))
+    return {"standing_grants": [display.grant_row(each) for each in grants]}
 
 
 async def delete_grant(inquiry: Inquiry, id: str) -> Json:
@@ -377,9 +386,9 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Json:
 
 async def list_client_grants(inquiry: Inquiry) -> Json:
     """What people gave their clients: all of it for an admin, else the caller's own."""
-    person, grants = inquiry.principal, await list_grants_that_hold(inquiry.gateway.db, time.time())
-    visible = [each for each in grants if person.admin or each.principal == person.name]
-    return {"grants": [display.client_grant_row(each) for each in visible]}
+    own = {} if inquiry.principal.admin else {"principal": inquiry.principal.name}
+    grants = await list_grants_that_hold(inquiry.gateway.db, time.time(), **own)
+    return {"grants": [display.client_grant_row(each) for each in grants]}
 
 
 async def delete_client_grant(inquiry: Inquiry, id: str) -> Json:
@@ -400,9 +409,10 @@ async def list_changes(
     chosen = next((each for each in CHANGE_STATUSES if each == status), None)
     if status and chosen is None:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    db, name = inquiry.gateway.db, connection or None
-    found = await changes.list_changes(db, connection=name, status=chosen, limit=limit)
-    return {"changes": [display.change_row(c) for c in found if inquiry.oversees(c.connection)]}
+    db, name, names = inquiry.gateway.db, connection or None, inquiry.overseen_names()
+    criteria: Json = {"connection": name, "status": chosen, "connections": names}
+    found = await changes.list_changes(db, **criteria, limit=limit)
+    return {"changes": [display.change_row(each) for each in found]}
 
 
 async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:

@@ -71,6 +71,23 @@ def test_variables_expand_once_in_every_string(
         ("shop", {"kind": "openapi", "spec": "s", "x": 1}, "x: unknown key"),
         (
             "shop",
+            {"kind": "openapi", "spec": "s", "auth": {"type": "sk-1234-0123456789"}},
+            "auth.type: this value is not allowed; allowed: 'none', 'bearer', 'basic', 'api-key',"
+            " 'oauth2', 'nango'",
+        ),
+        (
+            "shop",
+            {"kind": "openapi", "spec": "s", "auth": {"type": "oauth3"}},
+            "auth.type: 'oauth3' is not allowed; allowed: 'none', 'bearer', 'basic', 'api-key',"
+            " 'oauth2', 'nango'",
+        ),
+        (
+            "shop",
+            {"kind": "openapi", "spec": "s", "auth": {"type": "bearer", "per": "sk-123456"}},
+            "auth.per: this value is not allowed; allowed: 'connection' or 'user'",
+        ),
+        (
+            "shop",
             {"kind": "mcp", "url": "u", "spec": "s"},
             "spec: unknown key here: it belongs to another table, or another kind of connection",
         ),

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from gateway.model import json_bytes
+from gateway.oauth.clients import Clients, _client_of_document
+from gateway.oauth.grants import OAuthError
+from gateway.outbound.client import Answer, Egress
+from gateway.store.database import Database
 from tests.certificates import Authority, authority
 from tests.conftest import Running, gateway_on
 from tests.oauth.people import CALLBACK, OAUTH, Kept, Person, Program, sdk_auth, sdk_client
@@ -116,6 +124,9 @@ async def test_a_changed_document_is_asked_about_again(pair: Pair) -> None:
         {"client_secret_expires_at": 0},
         {"token_endpoint_auth_method": "client_secret_post"},
         {"jwks": {"keys": [{"kty": "EC", "d": "private"}]}},
+        {"jwks": "keys"},
+        {"jwks": {"keys": 5}},
+        {"jwks": {"keys": [None]}},
         {"jwks_uri": "http://localhost/keys"},
         {"padding": "x" * 20_000},
     ],
@@ -160,6 +171,8 @@ async def test_a_document_is_taken_from_its_very_address(
         "https://169.254.169.254/latest/c.json",
         "http://localhost/c.json",
         "https://[/c.json",
+        "https://a..b/c.json",
+        f"https://{'a' * 70}.example/c.json",
     ],
 )
 async def test_addresses_that_hide_where_they_lead_or_lead_inside_are_refused(
@@ -168,6 +181,49 @@ async def test_addresses_that_hide_where_they_lead_or_lead_inside_are_refused(
     program.id = id
     answered = await person.http.get(program.link())
     assert answered.status_code == 400 and "location" not in answered.headers
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1.5,
+    10**30,
+    "",
+    "x",
+    "\0",
+    "https://[",
+    [],
+    [None],
+    [[]],
+    [{}],
+    {},
+]
+ODD += [{"keys": odd} for odd in (*ODD, [{"kty": "RSA", "n": 5, "e": []}], [{"kty": ["EC"]}])]
+FIELDS = """client_id client_name redirect_uris token_endpoint_auth_method jwks jwks_uri
+    client_secret logo_uri grant_types scope""".split()
+ADDRESS = "https://app.example/c.json"
+
+
+async def test_a_field_of_any_kind_breaks_neither_documents_nor_registrations(
+    tmp_path: Path,
+) -> None:
+    good = {"client_id": ADDRESS, "client_name": "The app", "redirect_uris": [CALLBACK]}
+    outcomes = Counter[str]()
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db, Egress() as egress:
+        clients = Clients(db, egress, list, lambda: ["dynamic"])
+        for field_name, odd in itertools.product(FIELDS, ODD):
+            body = {**good, field_name: odd}
+            try:
+                described = _client_of_document(ADDRESS, Answer(200, (), json_bytes(body)))
+                outcomes[f"document {len(described.digest)}"] += 1
+            except OAuthError as refusal:
+                outcomes[f"document {refusal.code}"] += 1
+            try:
+                outcomes[f"registration {len(await clients.register(body))}"] += 1
+            except OAuthError as refusal:
+                outcomes[f"registration {refusal.code}"] += 1
+    assert len(outcomes) >= 4 and outcomes.total() == 2 * len(FIELDS) * len(ODD)
 
 
 async def test_a_client_with_a_key_has_to_sign_and_each_signature_counts_once(pair: Pair) -> None:
@@ -200,6 +256,8 @@ async def test_a_client_with_a_key_has_to_sign_and_each_signature_counts_once(pa
             assertion(aud="https://elsewhere.example"),
             assertion(sub="x"),
             assertion(exp=time.time() - 100),
+            assertion(exp=float("inf")),
+            assertion(exp=10**400),
         ]
         for proof in bad:
             refused = await program.exchange(code, **proof)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.store.database import Database
+from gateway.store.oauth import Consent, add_client, get_client, save_consent
 from tests.conftest import GatewayMaker, Running
 from tests.oauth.people import OAUTH, Person, Program
 
@@ -80,6 +82,16 @@ async def test_registration_is_bounded_a_minute(lone_program: Program) -> None:
     body, http = {"redirect_uris": ["https://app.example/"]}, lone_program.http
     statuses = [(await http.post("/oauth/register", json=body)).status_code for _ in range(62)]
     assert statuses[:60] == [201] * 60 and statuses[-1] == 429
+
+
+async def test_new_clients_take_the_place_of_unused_ones_only(store_url: str) -> None:
+    async with Database(store_url) as db:
+        await add_client(db, "used", {}, 1.0, most=2)
+        await save_consent(db, Consent("ann", "used", "digest", "tools:read", 2.0))
+        for at, id in enumerate(("older", "newer"), 3):
+            await add_client(db, id, {}, at, most=2)
+        kept = [id for id in ("used", "older", "newer") if await get_client(db, id) is not None]
+    assert kept == ["used", "newer"]
 
 
 async def test_only_configured_clients_where_registration_is_off(

@@ -67,6 +67,27 @@ async def test_a_client_that_may_only_read_is_told_which_scope_a_write_needs(
     assert through_rest.json()["error"]["code"] == "insufficient_scope"
 
 
+async def test_a_client_that_may_only_read_lowers_its_persons_access_and_can_not_raise_it(
+    person: Person, program: Program
+) -> None:
+    narrow, whole = [
+        (await program.sign_in(person, scope=scope))["access_token"]
+        for scope in ("tools:read", "tools:read tools:write")
+    ]
+
+    async def choose(token: str, access: str) -> tuple[int, str]:
+        headers = {"authorization": f"Bearer {token}"}
+        body = {"access": access}
+        answer = await program.http.put("/api/v1/access/demo", json=body, headers=headers)
+        return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+    assert await choose(narrow, "read-only") == (200, "")
+    assert await choose(narrow, "read-write") == (403, "insufficient_scope")
+    assert await choose(narrow, "disabled") == (200, "")
+    assert await choose(narrow, "read-only") == (403, "insufficient_scope")
+    assert await choose(whole, "read-write") == (200, "")
+
+
 async def test_a_person_may_hold_back_what_a_client_asks_for(
     new_person: NewPerson, program: Program
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.configs import table
+from tests.callers import api
+from tests.configs import LOCAL, principal, table
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.mcp.speakers import Speaker
 from tests.peers import provider
@@ -94,3 +95,18 @@ async def test_a_refresh_of_all_names_only_connections_one_may_know(
         gateway = await make_gateway(OPEN + admin + demo + shop)
         refreshed = await Speaker(http, gateway.mcp, "2026").own("refresh_tools")
     assert [each["name"] for each in refreshed["connections"]] == ["demo"]
+
+
+async def test_only_admins_see_the_path_of_an_address_where_a_key_may_stand(
+    make_gateway: GatewayMaker,
+) -> None:
+    people = principal("root", admin=True) + principal("ann")
+    async with provider() as peer:
+        secret = f"{peer.url}/s/sk-0123456789"
+        gateway = await make_gateway(people + LOCAL + peer.table(base_url=secret))
+        found = {}
+        for name in ("root", "ann"):
+            async with api(gateway.url, name) as ask:
+                found[name] = (await ask("GET", "/connections/shop"))[1]
+    assert (found["root"]["base_url"], found["ann"]["base_url"]) == (secret, peer.url)
+    assert "sk-0123456789" not in str(found["ann"])
