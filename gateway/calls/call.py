@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -256,7 +257,7 @@ class Invoker:
         operation, settings = attempt.tool.http, attempt.state.settings
         if operation is None:
             url = settings.url if isinstance(settings, McpConnection) else None
-            place = url.partition("?")[0] if url else attempt.state.name
+            place = urlsplit(url).hostname if url else attempt.state.name  # a path may hold a key
             return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
         prepared = self._prepared_of(attempt)
         arguments = {**attempt.arguments, **prepared.inject}
