@@ -62,7 +62,8 @@ log = structlog.get_logger("gateway.approvals")
 Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
 EXECUTION_FIELDS = "principal tool connection arguments args_digest risk session client".split()
-ADDED_TO_CALLS = {"headers", "inject", "on_behalf_of", "wrap"}  # settings of a connection
+# Settings of a connection that say where its calls go, and with what.
+ADDED_TO_CALLS = set("args command cwd env headers inject on_behalf_of url wrap".split())
 QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
@@ -266,7 +267,7 @@ class Approvals:
         }
 
     def _fingerprint(self, snapshot: Snapshot, tool: Tool) -> str:
-        """The tool as a person allows it, with what the connection adds to its calls unseen."""
+        """The tool as a person allows it, with what its connection does to calls unseen."""
         settings = snapshot.connections[tool.connection].settings
         added = settings.model_dump(mode="json", include=ADDED_TO_CALLS, exclude_defaults=True)
         return self.seal.digest([tool.fingerprint, added]) if added else tool.fingerprint

@@ -358,14 +358,18 @@ class UpstreamRequests:
         return await every_page(page, prepared.name, kind)
 
 
+_CONTENT_OF = {"text": "text", "image": "data", "audio": "data", "resource_link": "uri"}
+
+
 def refuse_malformed(result: Result) -> None:
     """Raises where a server's result is none that a client can read."""
     content = result.get("content") or []
     objects = [result.get("structuredContent") or {}, result.get("_meta") or {}]
     objects += content if isinstance(content, list) else [None]
     is_sound = all(isinstance(each, dict) for each in objects)
-    if not is_sound or any(
-        p.get("type") == "text" and not isinstance(p.get("text"), str) for p in content
+    if not is_sound or not all(
+        isinstance(part.get(_CONTENT_OF.get(str(part.get("type")), "type")), str)
+        for part in content
     ):
         raise UpstreamUnreadable("upstream_error", "The server's answer is not a tool's result.")
 

@@ -128,8 +128,9 @@ class Snapshot:
         return (tool.name, *(each.name for each in self.former.get(tool.name, ())))
 
     def local_names_of(self, tool: Tool) -> tuple[str, ...]:
-        """A tool's name and its former names, without prefix."""
-        return (tool.local_name, *(each.local_name for each in self.former.get(tool.name, ())))
+        """A tool's names without prefix: its own, former ones, that of its capability."""
+        former = (each.local_name for each in self.former.get(tool.name, ()))
+        return (tool.local_name, *former, *filter(None, [tool.capability]))
 
     def find(self, tools: Mapping[str, Tool], name: str, now: float) -> Tool | None:
         """The tool in `tools` that has this name, or had it and still answers to it."""

@@ -247,8 +247,9 @@ def _unmatched_bundle_tools(snapshot: Snapshot) -> Iterator[Problem]:
         states = [snapshot.connections.get(name) for name in bundle.connections]
         if not any(map(_is_name, names)) or not all(state and state.build for state in states):
             continue
-        tool_names = {tool.local_name for state in states if state for tool in state.tools}
-        for name in sorted(filter(_is_name, names - tool_names)):
+        tools = [tool for state in states if state for tool in state.tools]
+        names -= {tool.capability for tool in tools} & {*bundle.deny}
+        for name in sorted(filter(_is_name, names - {tool.local_name for tool in tools})):
             where = "deny" if name in bundle.deny else "allow"
             yield _warning(
                 key_path("bundles", key, where), f"its connections have no tool {name!r}"

@@ -244,13 +244,13 @@ def _why_distrusted(state: ConnectionState, bundles: Bundles) -> str:
 
 
 def _why_denied(snapshot: Snapshot, bundles: Bundles, tool: Tool) -> str:
-    """Why one of the bundles does not give a tool, also by a name that the tool had."""
-    name, *former = snapshot.local_names_of(tool)
+    """Why one of the bundles does not give a tool, under any of its names."""
+    names = snapshot.local_names_of(tool)
     for key, bundle in bundles.items():
-        if find_pattern(name, bundle.allow) is None:
+        if find_pattern(tool.local_name, bundle.allow) is None:
             return f"Bundle {key} does not allow it ({', '.join(bundle.allow)})."
-        for alias in (name, *former):
-            if (pattern := find_pattern(alias, bundle.deny)) is not None:
+        for name in names:
+            if (pattern := find_pattern(name, bundle.deny)) is not None:
                 return f"Bundle {key} denies it ({pattern})."
     return ""
 

@@ -208,18 +208,18 @@ def read_message(data: bytes, upstream: str) -> RpcMessage:
 
 def outcome(message: RpcMessage, upstream: str) -> dict[str, Any]:
     """The result that a response holds; its error is raised."""
-    if "error" in message:
-        raise RpcFailed(upstream, message["error"])
-    result = message.get("result")
-    if not isinstance(result, dict):
+    result, error = message.get("result"), message.get("error")
+    if isinstance(error, dict):
+        raise RpcFailed(upstream, error)
+    if error is not None or not isinstance(result, dict):
         raise unreadable_error(upstream, "sent an answer without a result")
     return result
 
 
-def without_envelope(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without what belongs to this hop only."""
-    if result.get("resultType") == "complete":
-        del result["resultType"]
+def without_envelope(result: dict[str, Any], era: PeerEra) -> dict[str, Any]:
+    """A result without what belongs to this hop only; up to 2025-11-25 all results are complete."""
+    if result.get("resultType") == "complete" or era == "handshake":
+        result.pop("resultType", None)
     meta = result.get("_meta")
     if isinstance(meta, dict) and meta.pop(SERVER_INFO_META_KEY, None) and not meta:
         del result["_meta"]

@@ -94,7 +94,7 @@ class Session(ABC):
     ) -> dict[str, Any]:
         """The result of one request."""
         result = await self._exchange(method, params, self.peer, seconds, hooks)
-        return protocol.without_envelope(result)
+        return protocol.without_envelope(result, self.peer.era)
 
     async def listen(
         self, on_open: Callable[[], None], filters: Mapping[str, Any] = protocol.LISTEN_FILTER
@@ -299,20 +299,26 @@ async def answer(message: RpcMessage, ask: Ask | None) -> RpcMessage:
 async def ask_until_complete(
     send: SendParams, params: Mapping[str, Any], ask: Ask | None, upstream: str
 ) -> dict[str, Any]:
-    """Sends a request again with the answers it asks for, until its result is complete."""
+    """Sends a request again with the answers it asks for, until its result is complete.
+
+    A result that asks for nothing, or of a kind that nobody knows, is not sent for again: the
+    request may have been carried out.
+    """
     extra: dict[str, Any] = {}
     for turn in range(MAX_ROUNDS):
         result = await send({**params, **extra})
-        if result.get("resultType") != "input_required":
+        kind, state = result.get("resultType"), result.get("requestState")
+        if kind is None:
             return result
-        extra = {}
-        if questions := protocol.mapping(result.get("inputRequests")):
+        questions = protocol.mapping(result.get("inputRequests"))
+        extra = {"requestState": state} if isinstance(state, str) else {}
+        if kind != "input_required" or not (questions or extra):
+            raise protocol.unreadable_error(upstream, "sent a result that is not complete")
+        if questions:
             extra["inputResponses"] = await _ask_caller(questions, ask, upstream)
         else:
             await asyncio.sleep(min(0.05 * 2**turn, REST_SECONDS))
-        if isinstance(state := result.get("requestState"), str):
-            extra["requestState"] = state
-    raise protocol.answer_error(
+    raise protocol.unreadable_error(
         upstream, f"asked for more input {MAX_ROUNDS} times and never finished"
     )
 

@@ -11,9 +11,11 @@ from mcp_types import RequestParamsMeta
 
 from gateway.limits import CALLS_PER_PRINCIPAL
 from tests.callers import api, client, own_call
+from tests.configs import table
 from tests.conftest import OPEN, GatewayMaker
 from tests.journeys.confirming import CALL, ORDER, Gate, Shop
 from tests.journeys.conftest import ShopMaker
+from tests.journeys.test_wrapped_tools import booking_peer
 from tests.peers import until
 from tests.peers_mcp import Era, mcp_peer
 
@@ -37,19 +39,25 @@ async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved_or_i
     assert shop.peer.sent() == 1
 
 
-async def test_an_approval_is_void_once_the_connection_adds_something_else(
+async def test_an_approval_is_void_once_the_connection_adds_something_else_or_leads_elsewhere(
     make_shop: ShopMaker,
 ) -> None:
-    shop = await make_shop(connection='inject = { notes = ["of A"] }\n')
-    _, waiting = await shop.ann.call("shop_place_order", **ORDER)
-    text = shop.config.read_text("utf-8")
-    shop.config.write_text(text.replace("of A", "of B"), "utf-8")
-    snapshots = shop.app.gateway.catalog
-    settings = snapshots.current.connections["shop"].settings
-    await until(lambda: snapshots.current.connections["shop"].settings != settings)
-    await shop.root.decide("approve")
-    record = await shop.ann.execution(waiting["execution_id"], "denied")
-    assert (record["error_code"], shop.peer.sent()) == ("approval_expired", 0)
+    async with booking_peer({"content": []}) as (url, booked):
+        hotel = table("connections.hotel", kind="mcp", url=f"{url}?of=A")
+        shop = await make_shop(more=hotel, connection='inject = { notes = ["of=A"] }\n')
+        _, order = await shop.ann.call("shop_place_order", **ORDER)
+        _, stay = await shop.ann.call("hotel_book", room="7", idempotency_token="T")
+        text = shop.config.read_text("utf-8")
+        shop.config.write_text(text.replace("of=A", "of=B"), "utf-8")
+        snapshots = shop.app.gateway.catalog
+        settings = snapshots.current.connections["hotel"].settings
+        await until(lambda: snapshots.current.connections["hotel"].settings != settings)
+        for approval in await shop.root.pending(2):
+            await shop.root("POST", f"/approvals/{approval['id']}", {"decision": "approve"})
+        for waiting in (order, stay):
+            record = await shop.ann.execution(waiting["execution_id"], "denied")
+            assert record["error_code"] == "approval_expired"
+    assert (shop.peer.sent(), booked) == (0, [])
 
 
 async def test_background_call_is_answered_at_once_and_read_later(shop: Shop) -> None:

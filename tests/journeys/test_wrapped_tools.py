@@ -68,6 +68,9 @@ UNREADABLE = {
     "content has no objects": {"content": ["booked"]},
     "a text without text": {"content": [{"type": "text"}]},
     "structure is no object": {"content": [FINE], "structuredContent": ["x"], "isError": True},
+    "an image without data": {"content": [{"type": "image"}]},
+    "asks for nothing": {"resultType": "input_required", "inputRequests": "room"},
+    "is of an unknown kind": {"resultType": "later", "content": [FINE]},
     "no object": ["booked"],
     "too large": {"content": [{"type": "text", "text": "h" * 9_000_000}]},
 }

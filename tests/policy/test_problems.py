@@ -14,7 +14,7 @@ from gateway.policy.access import configuration_problems
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = replace(
-    connection("shop", tool("shop", "get_book"), tool("shop", "add_book")),
+    connection("shop", tool("shop", "get_book"), replace(tool("shop", "add_book"), capability="w")),
     found=BuiltDefinition(Build("openapi-3.0", "Shop", "https://x.example")),
 )
 
@@ -41,7 +41,7 @@ def told(found: Snapshot) -> list[tuple[str, str]]:
         ("[bundles.all]\nconnections = ['shop', 'shpo']", ["bundles.all.connections"]),
         (
             "[bundles.all]\nconnections = ['shop']\nallow = ['get_*', 'x*', 'add_book']\n"
-            "deny = ['ad_book', '*delete*']",
+            "deny = ['ad_book', 'w', '*delete*']",
             ["bundles.all.deny"],
         ),
         ("[bundles.all]\nconnections = ['shop', 'later']\ndeny = ['ad_book']", []),

@@ -52,6 +52,15 @@ def bundles(*names: str) -> Scope:
     return Scope("bundles", names)
 
 
+@pytest.mark.parametrize("pattern", ["get_book", "read_*"])
+def test_a_bundle_denies_an_operation_under_all_its_names(pattern: str) -> None:
+    book = replace(tool("shop", "get_book"), capability="read_book")
+    bundle = table("bundles.b", connections=["shop"], deny=[pattern])
+    now = snapshot(connection("shop", book), config=f'{bundle}[capabilities]\nats = "shop"')
+    assert set(now.tools) == {"shop_get_book", "ats_read_book"}
+    assert not view(now, Principal("ann"), bundles("b"), OWN_TOOLS).direct
+
+
 @pytest.mark.parametrize(
     ("role", "scope", "direct", "meta"),
     [
