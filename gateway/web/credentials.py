@@ -15,7 +15,8 @@ import structlog
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
-from gateway.errors import Fixable, InsufficientScope, NotFound, Refused
+from gateway.errors import Fixable, NotFound, Refused
+from gateway.policy.access import may_know
 from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
@@ -42,7 +43,7 @@ async def list_credentials(inquiry: Inquiry) -> Json:
 
 async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) -> Json:
     """Stores a key of the caller's own for a connection."""
-    state, account = _account(inquiry, connection, for_change=True)
+    state, account = _account(inquiry, connection)
     if not isinstance(posted, Mapping):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     await inquiry.gateway.people.save(account, key_of(account.auth, posted))
@@ -51,7 +52,7 @@ async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) 
 
 async def delete_credential(inquiry: Inquiry, connection: str) -> Json:
     """Signs the caller out of a connection, here and at its provider."""
-    state, account = _account(inquiry, connection, for_change=True)
+    state, account = _account(inquiry, connection)
     await inquiry.gateway.people.forget(owner=account.owner, connection=connection)
     return await _current_row(inquiry, state, account)
 
@@ -89,13 +90,9 @@ async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> 
     return {**matching[0], "revoked": True}
 
 
-def _account(
-    inquiry: Inquiry, connection: str, *, for_change: bool = False
-) -> tuple[ConnectionState, Account]:
+def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Account]:
     """The connection, and the account whose credential the caller may change there."""
     state = inquiry.connection(connection)
-    if for_change and "tools:write" in inquiry.principal.withheld:
-        raise InsufficientScope("tools:read", "tools:write")
     if not people_sign_in(state.settings.auth):
         words = f"nobody signs in to {connection}: its credentials are configured"
         raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")

@@ -41,7 +41,6 @@ from gateway.errors import (
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, json_bytes, read_json
-from gateway.policy.access import LEVELS, user_level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
@@ -58,6 +57,7 @@ log = structlog.get_logger("gateway.edge")
 
 PREFIX = "/api/v1"
 POSTING = ("POST", "PUT", "PATCH")
+CHANGING = ("PUT", "PATCH", "DELETE")  # what a POST does is judged by itself: it may be a call
 
 # Failures of the upstream are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
@@ -108,6 +108,8 @@ async def _read_request(
     """The inquiry of the request's caller, and the posted value."""
     fields = fold(request.scope["headers"])
     principal = await identity.identify(fields)
+    if request.method in CHANGING and "tools:write" in principal.withheld:
+        raise InsufficientScope("tools:read", "tools:write")
     posted: Any = None
     if request.method in POSTING:
         seconds = gateway.snapshot.settings.limits.request_seconds
@@ -213,9 +215,6 @@ async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -
     inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
-    is_more = LEVELS.index(access) > LEVELS.index(user_level(catalog.current, principal, name))
-    if is_more and "tools:write" in principal.withheld:  # it would hold for all their clients
-        raise InsufficientScope("tools:read", "tools:write")
     await catalog.rights.choose(principal.name, name, access)
     snapshot = catalog.current
     return {
