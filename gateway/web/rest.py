@@ -43,7 +43,7 @@ from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
-from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
+from gateway.store.oauth import get_client_grant, revoke_client_grants
 from gateway.store.tables import ChangeDecision, ChangeStatus
 from gateway.web import access, credentials, display, own_tools, rights
 from gateway.web.gateway import Gateway, Inquiry, Run
@@ -384,9 +384,8 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Json:
 
 
 async def list_client_grants(inquiry: Inquiry) -> Json:
-    """What people gave their clients: all of it for an admin, else the caller's own."""
-    own = {} if inquiry.principal.admin else {"principal": inquiry.principal.name}
-    grants = await list_grants_that_hold(inquiry.gateway.db, time.time(), **own)
+    """What people gave their clients, as far as it is the caller's business."""
+    grants = await access.visible_grants(inquiry)
     return {"grants": [display.client_grant_row(each) for each in grants]}
 
 
@@ -394,7 +393,7 @@ async def delete_client_grant(inquiry: Inquiry, id: str) -> Json:
     """Ends what a client was given, in every process."""
     person, db = inquiry.principal, inquiry.gateway.db
     grant = await get_client_grant(db, id)
-    if grant is None or not (person.admin or grant.principal == person.name):
+    if grant is None or not access.may_see_grant(inquiry, grant):
         raise NotFound("invalid_arguments", "there is no such grant", "GET /grants names yours.")
     await revoke_client_grants(db, time.time(), id=id)
     log.info("grant revoked", grant=id, of=grant.principal, by=person.name)
