@@ -61,7 +61,9 @@ log = structlog.get_logger("gateway.approvals")
 
 Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
-EXECUTION_FIELDS = "principal tool connection arguments args_digest risk session client".split()
+EXECUTION_FIELDS = (
+    "principal tool connection organization arguments args_digest risk session client".split()
+)
 ADDED_TO_CALLS = {"headers", "inject", "on_behalf_of", "wrap"}  # settings of a connection
 QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
@@ -170,7 +172,7 @@ class Approvals:
     async def _create_approval(self, attempt: Attempt, target: Target) -> Approval:
         """Stores a new approval for this call, pending."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
-        waiting = sum((await store.count_waiting(self.db, now, principal=principal)).values())
+        waiting = await store.count_waiting(self.db, now, (principal, ("", ())))
         if waiting >= limits.CALLS_PER_PRINCIPAL:
             raise Overloaded(
                 "busy",
@@ -425,6 +427,7 @@ def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) 
         principal=approval.principal,
         tool=approval.tool,
         connection=approval.connection,
+        organization=approval.organization,
         fingerprint=approval.fingerprint,
         session=approval.session or "",
         client=name_of_client(approval.client),

@@ -102,7 +102,10 @@ def proof_of(
     home, binding, by_people = "", "", people_sign_in(settings)
     if by_people:
         home = _home(build, connection)
-        binding = sign_in.binding_of(settings, f"{connection.address if connection else ''} {home}")
+        address = f"{connection.address if connection else ''} {home}"
+        if connection and connection.organization:
+            address += f" {connection.organization}"
+        binding = sign_in.binding_of(settings, address)
     proof = Proof(owner, settings, scheme, None, key, home, by_people, binding)
     match settings:
         case NoAuth():

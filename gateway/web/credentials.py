@@ -73,9 +73,17 @@ async def list_sign_ins(inquiry: Inquiry) -> Json:
         "sign_ins": [
             {name: getattr(row, name) for name in names} | {"refused": bool(row.refused)}
             for row in rows
-            if inquiry.oversees(row.connection)
+            if _oversees(inquiry, row)
         ]
     }
+
+
+def _oversees(inquiry: Inquiry, row: Credential) -> bool:
+    """Whether an admin may see a sign-in: those of an organization, where they are good now."""
+    admin, state = inquiry.principal, inquiry.snapshot.connections.get(row.connection)
+    if admin.organization is None or state is None or not may_know(admin, state):
+        return admin.organization is None
+    return account_of(state, row.owner).binding == row.binding
 
 
 async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> Json:

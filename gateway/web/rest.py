@@ -341,14 +341,9 @@ async def delete_execution(inquiry: Inquiry, id: str) -> Response:
     return json_response(record, 202 if record["status"] in display.GOING_ON else 200)
 
 
-def visible_rows(inquiry: Inquiry) -> approvals.VisibleRows:
-    """Whose rows the caller may see: its own, and those of the connections it oversees."""
-    return inquiry.principal.name, inquiry.overseen_names() if inquiry.principal.admin else ()
-
-
 async def list_approvals(inquiry: Inquiry) -> Json:
     inquiry.require_admin()
-    overseen = ("", inquiry.overseen_names())  # not the caller's own calls of what has gone
+    overseen = ("", inquiry.overseen())  # not the caller's own calls of what has gone
     waiting = await approvals.list_open(inquiry.gateway.db, time.time(), overseen)
     return {"approvals": [display.approval_row(inquiry.snapshot, each) for each in waiting]}
 
@@ -368,7 +363,7 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Js
 
 async def list_grants(inquiry: Inquiry) -> Json:
     """The standing grants that hold and are the caller's business."""
-    grants = await approvals.list_grants(inquiry.gateway.db, time.time(), visible_rows(inquiry))
+    grants = await approvals.list_grants(inquiry.gateway.db, time.time(), inquiry.visible_rows())
     return {"standing_grants": [display.grant_row(each) for each in grants]}
 
 
@@ -376,7 +371,7 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Json:
     """Ends a standing grant: the next call is asked about again."""
     db, by = inquiry.gateway.db, inquiry.principal.name
     grant = await approvals.get_grant(db, id)
-    if grant is None or not inquiry.concerns(grant.principal, grant.connection):
+    if grant is None or not inquiry.concerns(grant):
         raise NotFound("invalid_arguments", "there is no such standing grant")
     await approvals.revoke_grant(db, id)
     log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
@@ -407,8 +402,8 @@ async def list_changes(
     chosen = next((each for each in CHANGE_STATUSES if each == status), None)
     if status and chosen is None:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    db, name, names = inquiry.gateway.db, connection or None, inquiry.overseen_names()
-    criteria: Json = {"connection": name, "status": chosen, "connections": names}
+    db, name, overseen = inquiry.gateway.db, connection or None, inquiry.overseen()
+    criteria: Json = {"connection": name, "status": chosen, "overseen": overseen}
     found = await changes.list_changes(db, **criteria, limit=limit)
     return {"changes": [display.change_row(each) for each in found]}
 
@@ -418,7 +413,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
         raise HTTPException(404, "Not Found")
     inquiry.require_admin()
     change, by = await changes.get_change(inquiry.gateway.db, id), inquiry.principal.name
-    if change is None or not inquiry.oversees(change.connection):
+    if change is None or not inquiry.oversees(change):
         raise NotFound("invalid_arguments", "there is no such change")
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")
