@@ -61,9 +61,11 @@ log = structlog.get_logger("gateway.approvals")
 
 Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
-EXECUTION_FIELDS = "principal tool connection arguments args_digest risk session client".split()
-# Settings of a connection that say where its calls go, and with what.
-ADDED_TO_CALLS = set("args command cwd env headers inject on_behalf_of url wrap".split())
+EXECUTION_FIELDS = (
+    "principal tool connection organization arguments args_digest risk session client".split()
+)
+# Settings of a connection that say whose it is, where its calls go, and with what.
+BINDING = set("args command cwd env headers inject on_behalf_of organization url wrap".split())
 QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
@@ -171,7 +173,7 @@ class Approvals:
     async def _create_approval(self, attempt: Attempt, target: Target) -> Approval:
         """Stores a new approval for this call, pending."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
-        waiting = sum((await store.count_waiting(self.db, now, principal=principal)).values())
+        waiting = await store.count_waiting(self.db, now, (principal, ("", ())))
         if waiting >= limits.CALLS_PER_PRINCIPAL:
             raise Overloaded(
                 "busy",
@@ -269,7 +271,7 @@ class Approvals:
     def _fingerprint(self, snapshot: Snapshot, tool: Tool) -> str:
         """The tool as a person allows it, with what its connection does to calls unseen."""
         settings = snapshot.connections[tool.connection].settings
-        added = settings.model_dump(mode="json", include=ADDED_TO_CALLS, exclude_defaults=True)
+        added = settings.model_dump(mode="json", include=BINDING, exclude_defaults=True)
         return self.seal.digest([tool.fingerprint, added]) if added else tool.fingerprint
 
     # --- for people who decide --------------------------------------------------------------------
@@ -426,6 +428,7 @@ def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) 
         principal=approval.principal,
         tool=approval.tool,
         connection=approval.connection,
+        organization=approval.organization,
         fingerprint=approval.fingerprint,
         session=approval.session or "",
         client=name_of_client(approval.client),

@@ -102,7 +102,8 @@ def proof_of(
     home, binding, by_people = "", "", people_sign_in(settings)
     if by_people:
         home = _home(build, connection)
-        binding = sign_in.binding_of(settings, f"{connection.address if connection else ''} {home}")
+        ends = [connection.address, home, connection.organization] if connection else ["", home]
+        binding = sign_in.binding_of(settings, " ".join(each for each in ends if each is not None))
     proof = Proof(owner, settings, scheme, None, key, home, by_people, binding)
     match settings:
         case NoAuth():

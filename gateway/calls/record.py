@@ -163,6 +163,7 @@ class Attempt(Struct):
     ) -> Execution:
         """The record of a call in this state; `result` is what the caller gets."""
         tool, caller = self.tool, self.caller
+        state = self.snapshot.connections.get(tool.connection)
         failure = self.redactor.json(error.as_dict()) if error is not None else None
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
@@ -174,6 +175,7 @@ class Attempt(Struct):
             id=self.id,
             tool=tool.name,
             connection=tool.connection,
+            organization=state.settings.organization if state else None,
             principal=self.principal,
             status=status,
             access=tool.access,

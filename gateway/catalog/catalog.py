@@ -176,7 +176,7 @@ class Catalog:
             refuse_configured(state)
             if expected in (None, state.revision):
                 await remove_from_azure(self._discoverer.azure, state.settings)
-            revision = await self._stored.delete(name, expected, state.settings.organization)
+            revision = await self._stored.delete(name, expected)
             self._states.pop(name, None)  # may be gone: the store's notice can come first
             self._former_names.drop(name)
             self.refreshed_at.pop(name, None)

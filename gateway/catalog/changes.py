@@ -88,6 +88,7 @@ def adopt(state: ConnectionState, found: BuiltDefinition, now: float, by: str) -
             change,
             id=new_id(now),
             connection=state.name,
+            organization=state.settings.organization,
             status="held" if change.operation in waiting_operations else "applied",
             at=now,
             by=by,

@@ -47,7 +47,7 @@ async def approvals(visit: Visit) -> Response:
 async def approvals_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
     """The values of the page of calls that wait."""
     filter = visit.filter("q", "connection", "risk")
-    relevant = await list_open(visit.gateway.db, time.time(), rest.visible_rows(visit.inquiry))
+    relevant = await list_open(visit.gateway.db, time.time(), visit.inquiry.visible_rows())
     rows = choose_rows((approval_row(visit.snapshot, each) for each in relevant), filter, *COLUMNS)
     chosen = {row["id"] for row in rows[:MAX_TOLD_ITEMS]}
     cards = [_card(visit, each) for each in relevant if each.id in chosen]
@@ -66,7 +66,7 @@ async def approvals_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
 
 async def _ended_cards(visit: Visit) -> list[dict[str, Any]]:
     """The cards of calls that waited until a moment ago."""
-    now, visible = time.time(), rest.visible_rows(visit.inquiry)
+    now, visible = time.time(), visit.inquiry.visible_rows()
     ended = await list_ended(visit.gateway.db, now - 3 * MOMENT_SECONDS, now, visible)
     return [_card(visit, each) | {"ended": _ending(each)} for each in ended[:MAX_TOLD_ITEMS]]
 

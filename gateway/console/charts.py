@@ -240,7 +240,7 @@ class VisibleFigures:
         principal = self.inquiry.principal
         name = None if principal.admin else principal.name
         values = {key: value for key, value in columns.items() if value}
-        return Filter(**{"principal": name, "connections": self.inquiry.overseen_names()} | values)
+        return Filter(**{"principal": name, "overseen": self.inquiry.overseen()} | values)
 
     async def read(self, window: Window, by: str, filter: Filter) -> Figures:
         """The figures of the filter's calls since the window's start, by connection or tool."""

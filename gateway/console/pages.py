@@ -157,8 +157,8 @@ class Navigation:
 
 async def navigation(visit: Visit) -> Navigation:
     """The navigation as this visitor sees it."""
-    inquiry, counts = visit.inquiry, await count_waiting(visit.gateway.db, time.time())
-    waiting = sum(counts[key] for key in counts if inquiry.concerns(*key))
+    inquiry = visit.inquiry
+    waiting = await count_waiting(visit.gateway.db, time.time(), inquiry.visible_rows())
     tasks = await visit.backend.health.tasks(visit.principal, waiting)
     return Navigation(connection_rows(inquiry), len(inquiry.view.tools), waiting, tasks)
 

@@ -48,12 +48,25 @@ def may_know(principal: Principal, state: ConnectionState) -> bool:
     return principal.admin and principal.organization is None
 
 
-def oversees(snapshot: Snapshot, principal: Principal, connection: str) -> bool:
-    """Whether the principal may see what other principals do with a connection."""
+def oversees(
+    snapshot: Snapshot, principal: Principal, connection: str, organization: str | None
+) -> bool:
+    """Whether the principal may see what others do with a connection while it is of that
+    organization; None: of everybody."""
     if not principal.admin or principal.organization is None:
         return principal.admin
     state = snapshot.connections.get(connection)
-    return state is not None and may_know(principal, state)
+    is_own = organization in (None, principal.organization)
+    return is_own and state is not None and may_know(principal, state)
+
+
+def overseen(snapshot: Snapshot, principal: Principal) -> tuple[str, tuple[str, ...]] | None:
+    """The organization and the connections whose rows an admin may see; None: no such bound."""
+    if not principal.admin or principal.organization is None:
+        return None
+    states = snapshot.connections.values()
+    names = tuple(state.name for state in states if may_know(principal, state))
+    return principal.organization, names
 
 
 def admin_level(state: ConnectionState) -> Level:

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or
 from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
-from gateway.store.database import Database, get_all, get_one, signal, upsert, values
+from gateway.store.database import Database, get_all, get_one, is_seen, signal, upsert, values
 from gateway.store.ledger import Claim, begin_in, end_if_unheard, insert_in, lock_of, signal_end_in
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
@@ -30,8 +30,9 @@ _executions = tables.executions
 _changes = tables.changes
 _claims = tables.claims
 
-# Whose rows someone may see: a principal's own, and those of connections; None: of all of them.
-VisibleRows = tuple[str, Sequence[str] | None]
+# Whose rows someone may see: a principal's own, and those of an organization and its connections;
+# None: of all of them.
+VisibleRows = tuple[str, tuple[str, Sequence[str]] | None]
 EVERYTHING: VisibleRows = ("", None)
 
 
@@ -165,12 +166,12 @@ async def approval_of(db: Database, execution_id: str) -> Approval | None:
     return approvals[0] if approvals else None
 
 
-async def count_waiting(db: Database, now: float, **columns: str) -> dict[tuple[str, str], int]:
-    """How many calls with these columns wait for a decision, by principal and connection."""
-    names = (_approvals.c.principal, _approvals.c.connection)
-    waiting = select(*names, func.count()).where(_is_in_time("pending", now)).filter_by(**columns)
-    counts = waiting.group_by(*names)
-    return await db.read(lambda tx: {(caller, name): n for caller, name, n in tx.execute(counts)})
+async def count_waiting(db: Database, now: float, visible: VisibleRows = EVERYTHING) -> int:
+    """How many calls wait for a decision."""
+    waiting = select(func.count()).where(
+        _is_in_time("pending", now), *_within(_approvals.c, visible)
+    )
+    return await db.read(lambda tx: int(tx.execute(waiting).scalar_one()))
 
 
 async def approvals_of(db: Database, execution_ids: Sequence[str]) -> dict[str, Approval]:
@@ -257,9 +258,9 @@ def _is_in_time(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
 
 
 def _within(columns: Any, visible: VisibleRows) -> list[ColumnElement[bool]]:
-    principal, connections = visible
+    principal, overseen = visible
     is_own = columns.principal == principal
-    return [] if connections is None else [is_own | columns.connection.in_(connections)]
+    return [] if overseen is None else [is_own | is_seen(columns, overseen)]
 
 
 def _set_status(

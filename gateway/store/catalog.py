@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 from cryptography.fernet import InvalidToken
-from sqlalchemy import Connection, delete, func, insert, select, true, tuple_, update
+from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import MAX_OPERATIONS, STORE_ROWS
@@ -28,7 +28,7 @@ from gateway.model import BuiltDefinition, Level, Problem, RawDefinition, decode
 from gateway.store import tables
 from gateway.store.cluster import current_revision, refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
-from gateway.store.database import Database, get_all, get_one, insert_new, upsert, values
+from gateway.store.database import Database, get_all, get_one, insert_new, is_seen, upsert, values
 from gateway.store.secrets import Seal
 from gateway.store.tables import Change, ChangeDecision, ChangeStatus, FormerName
 
@@ -135,8 +135,6 @@ class StoredCatalog:
             if put is not None:
                 _check_revision(tx, name, expected)
                 first = tx.execute(select(_age).filter_by(name=name)).scalar()
-                if first is None:
-                    _refuse_others_name(tx, name, put.get("organization"))
                 row = {"name": name, "settings": settings, "first_revision": first or revision}
                 row |= {"revision": revision, "updated_at": found.at, "updated_by": by}
                 upsert(tx, _connections, row)
@@ -148,13 +146,11 @@ class StoredCatalog:
 
         return await write_revision(self.db, unit)
 
-    async def delete(self, name: str, expected: int | None, organization: str | None = None) -> int:
+    async def delete(self, name: str, expected: int | None) -> int:
         """Forgets a connection and its definition; gives the new revision."""
-        last_owner = {"name": _owner_fact(name), "value": (organization or "").encode()}
 
         def unit(tx: Connection, revision: int) -> int:
             _check_revision(tx, name, expected)
-            upsert(tx, tables.facts, last_owner)
             tx.execute(delete(_definitions).filter_by(connection=name))
             tx.execute(delete(_former).filter_by(connection=name))
             delete_credentials_in(tx, connection=name)
@@ -221,20 +217,6 @@ def _keep_former(tx: Connection, renamed: Sequence[FormerName]) -> None:
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
     current = tx.execute(select(_connections.c.revision).filter_by(name=name)).scalar() or 0
     refuse_stale(f"connection {name}", current, expected)
-
-
-def _owner_fact(name: str) -> str:
-    """The fact under which the organization of a deleted connection is kept."""
-    return f"organization of {name}"
-
-
-def _refuse_others_name(tx: Connection, name: str, organization: str | None) -> None:
-    """Refuses a name that was another organization's: calls and changes are kept by names."""
-    facts = tables.facts.c
-    owner = tx.execute(select(facts.value).where(facts.name == _owner_fact(name))).scalar()
-    if owner not in (None, (organization or "").encode()):
-        hint = "What was done under it is another organization's; choose another name."
-        raise Fixable("connection_invalid", "this name can't be used", hint)
 
 
 def _row(name: str, found: BuiltDefinition) -> dict[str, Any]:
@@ -315,22 +297,22 @@ async def list_changes(
     *,
     connection: str | None = None,
     status: ChangeStatus | None = None,
-    connections: Sequence[str] | None = None,
+    overseen: tuple[str, Sequence[str]] | None = None,
     limit: int = STORE_ROWS,
 ) -> list[Change]:
-    """Changes, newest first; where `connections` are given, of these only."""
+    """Changes, newest first; where `overseen` is given, of these only."""
     columns = {"connection": connection, "status": status}
     filters = {name: value for name, value in columns.items() if value is not None}
-    among = true() if connections is None else _changes.c.connection.in_(connections)
-    ordered = select(_changes).filter_by(**filters).where(among).order_by(_changes.c.id.desc())
-    statement = ordered.limit(min(limit, STORE_ROWS))
+    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, overseen))
+    statement = among.order_by(_changes.c.id.desc()).limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: get_all(tx, statement, Change))
 
 
-async def count_held(db: Database) -> dict[str, int]:
+async def count_held(db: Database, overseen: tuple[str, Sequence[str]] | None) -> dict[str, int]:
     """How many changes of each connection wait for a person to accept them."""
     name = _changes.c.connection
-    statement = select(name, func.count()).filter_by(status="held").group_by(name).order_by(name)
+    held = select(name, func.count()).filter_by(status="held")
+    statement = held.where(is_seen(_changes.c, overseen)).group_by(name).order_by(name)
     return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(statement)})
 
 

@@ -36,11 +36,14 @@ from sqlalchemy import (
     Executable,
     Select,
     Table,
+    and_,
     insert,
     inspect,
     literal_column,
+    or_,
     select,
     text,
+    true,
 )
 
 from gateway import limits
@@ -393,6 +396,16 @@ def get_one(tx: Connection, statement: Executable, kind: type[T]) -> T | None:
 def get_all(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
     """All rows as frozen values."""
     return [kind(**row._mapping) for row in tx.execute(statement)]
+
+
+def is_seen(columns: Any, overseen: tuple[str, Sequence[str]] | None) -> ColumnElement[bool]:
+    """Whether rows are of these connections, and from when each was this organization's, or
+    everybody's; None: all are."""
+    if overseen is None:
+        return true()
+    organization, connections = overseen
+    is_ours = or_(columns.organization == organization, columns.organization.is_(None))
+    return and_(columns.connection.in_(connections), is_ours)
 
 
 # --- the tables themselves ------------------------------------------------------------------------

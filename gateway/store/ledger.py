@@ -34,6 +34,7 @@ from gateway.store.database import (
     get_one,
     insert_new,
     insert_rows,
+    is_seen,
     select_living,
     set_clause,
     signal,
@@ -233,7 +234,7 @@ class Filter:
     idempotency_token: str | None = None
     since: float | None = None
     until: float | None = None  # exclusive
-    connections: tuple[str, ...] | None = None  # one of these
+    overseen: tuple[str, tuple[str, ...]] | None = None  # see `is_seen`
     id: str | None = None  # the beginning of an id
 
 
@@ -276,8 +277,7 @@ def rule_of(filter: Filter) -> ColumnElement[bool]:
     """The condition that is true of the rows that the filter lets through."""
     columns = {name: getattr(filter, name) for name in EQUAL}
     rules = [_table.c[name] == value for name, value in columns.items() if value]
-    if filter.connections is not None:
-        rules.append(_table.c.connection.in_(filter.connections))
+    rules.append(is_seen(_table.c, filter.overseen))
     if filter.id:
         rules.append(_table.c.id.between(filter.id, f"{filter.id}g"))  # ids are hex digits
     if filter.since is not None:

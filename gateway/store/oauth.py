@@ -115,10 +115,13 @@ async def is_revoked(db: Database, id: str) -> bool:
     return grant is None or grant.revoked_at is not None
 
 
-async def list_grants_that_hold(db: Database, now: float, **columns: str) -> list[ClientGrant]:
-    """The grants with these columns that hold, the newest first."""
+async def list_grants_that_hold(
+    db: Database, now: float, before: str = "", **columns: str
+) -> list[ClientGrant]:
+    """The grants with these columns that hold, the newest first; those `before` an id, if given."""
     holds = _grants.c.revoked_at.is_(None) & (_grants.c.expires_at > now)
-    held = select(_grants).filter_by(**columns).where(holds).order_by(_grants.c.id.desc())
+    among = holds & (_grants.c.id < before) if before else holds
+    held = select(_grants).filter_by(**columns).where(among).order_by(_grants.c.id.desc())
     return await db.read(lambda tx: get_all(tx, held.limit(STORE_ROWS), ClientGrant))
 
 

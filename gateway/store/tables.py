@@ -161,11 +161,13 @@ class Change:
     at: float = 0.0
     by: str | None = None
     decided_at: float | None = None
+    organization: str | None = None
 
     @property
-    def content(self) -> tuple[str, bytes, bytes]:
-        """What is changed: two changes of the same content are the same change."""
-        return self.operation, encode_tool(self.before), encode_tool(self.after)
+    def content(self) -> tuple[str | None, str, bytes, bytes]:
+        """What is changed for whom: two changes of the same content are the same change."""
+        before, after = encode_tool(self.before), encode_tool(self.after)
+        return self.organization, self.operation, before, after
 
 
 changes = _table(
@@ -249,6 +251,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     era: str = ""
     replica: str = ""
     granted: Mapping[str, Any] | None = None  # the standing grant that allowed it: {id, by}
+    organization: str | None = None  # the connection's at that time; None: it was for everybody
 
 
 executions = _table(
@@ -260,10 +263,7 @@ executions = _table(
     Index("executions_by_connection", "connection", "created_at", "id"),
     Index("executions_by_principal", "principal", "created_at", "id"),
     Index(
-        "executions_by_token",
-        "idempotency_token",
-        "created_at",
-        "id",
+        *("executions_by_token", "idempotency_token", "created_at", "id"),
         sqlite_where=text("idempotency_token IS NOT NULL"),
         postgresql_where=text("idempotency_token IS NOT NULL"),
     ),
@@ -343,6 +343,7 @@ class Approval:
     decided_from: str | None = None  # the door that the decision came in by
     grant_id: str | None = None  # of the standing grant that was given with it
     waits_at: str | None = None  # the process where its caller waits; "": it left; None: no wait
+    organization: str | None = None  # the execution's
 
 
 approvals = _table(
@@ -369,6 +370,7 @@ class StandingGrant:
     granted_by: str
     created_at: float
     expires_at: float
+    organization: str | None = None  # the approval's
 
 
 standing_grants = _table(

@@ -15,13 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.catalog.snapshot import ConnectionState
+from gateway.config.settings import Settings
 from gateway.errors import Fixable, NotFound
+from gateway.limits import STORE_ROWS
 from gateway.model import Principal
 from gateway.naming import token_cost
 from gateway.policy.access import configured_principal, decide, may_know, principal_now
 from gateway.policy.view import View, why_hidden, why_own_hidden
 from gateway.store import catalog as changes
 from gateway.store.oauth import list_grants_that_hold
+from gateway.store.tables import ClientGrant
 from gateway.web.display import access_row
 from gateway.web.gateway import Inquiry
 from gateway.web.identity import scope_of
@@ -35,13 +38,37 @@ async def known_principals(inquiry: Inquiry) -> dict[str, Principal]:
     admin, settings, people = inquiry.principal, inquiry.snapshot.settings, {}
     for name, table in settings.principals.items():
         people[name] = configured_principal(name, table)
-    for grant in await list_grants_that_hold(inquiry.gateway.db, time.time()):
-        claims: Json = {key: grant.claimed.get(key) for key in ("role", "organization", "admin")}
-        person = principal_now(settings, Principal(grant.principal, **claims))
-        if person is not None:
+    for grant in await visible_grants(inquiry):
+        if (person := _person_of(settings, grant)) is not None:
             people[person.name] = person
     visible = [p for p in people.values() if admin.organization in (None, p.organization)]
     return {admin.name: admin} | {p.name: p for p in visible if p.name != admin.name}
+
+
+async def visible_grants(inquiry: Inquiry) -> list[ClientGrant]:
+    """What people gave their clients: one's own; for an admin also its organization's, or all."""
+    db, found, last = inquiry.gateway.db, list[ClientGrant](), ""
+    own = {} if inquiry.principal.admin else {"principal": inquiry.principal.name}
+    while len(found) < STORE_ROWS:
+        grants = await list_grants_that_hold(db, time.time(), last, **own)
+        found += [grant for grant in grants if may_see_grant(inquiry, grant)]
+        if len(grants) < STORE_ROWS:
+            break
+        last = grants[-1].id
+    return found
+
+
+def may_see_grant(inquiry: Inquiry, grant: ClientGrant) -> bool:
+    """Whether a grant is the caller's own, or of a person the caller looks after."""
+    me, person = inquiry.principal, _person_of(inquiry.snapshot.settings, grant)
+    looks_after = me.admin and me.organization in (None, person and person.organization)
+    return looks_after or grant.principal == me.name
+
+
+def _person_of(settings: Settings, grant: ClientGrant) -> Principal | None:
+    """The person who gave a grant, with the rights that they have now."""
+    claims: Json = {key: grant.claimed.get(key) for key in ("role", "organization", "admin")}
+    return principal_now(settings, Principal(grant.principal, **claims))
 
 
 def addresses(inquiry: Inquiry) -> list[str]:
@@ -71,8 +98,8 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
         hint = "GET /principals names them; people who let a client in are known too."
         raise NotFound("invalid_arguments", f"there is no principal {principal!r}", hint)
     view = inquiry.gateway.view_of(inquiry.snapshot, person, scope)
-    names = inquiry.overseen_names()
-    held_changes = await changes.list_changes(inquiry.gateway.db, status="held", connections=names)
+    db, overseen = inquiry.gateway.db, inquiry.overseen()
+    held_changes = await changes.list_changes(db, status="held", overseen=overseen)
     new_tools = [(c.tool, c.connection) for c in held_changes if c.kind == "added"]
     rows = await asyncio.to_thread(lambda: list(_rows(inquiry, person, view, new_tools)))
     counts = Counter(row["shown"] for row in rows)

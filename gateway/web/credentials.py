@@ -15,7 +15,8 @@ import structlog
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
-from gateway.errors import Fixable, InsufficientScope, NotFound, Refused
+from gateway.errors import Fixable, NotFound, Refused
+from gateway.policy.access import may_know
 from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
@@ -42,7 +43,7 @@ async def list_credentials(inquiry: Inquiry) -> Json:
 
 async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) -> Json:
     """Stores a key of the caller's own for a connection."""
-    state, account = _account(inquiry, connection, for_change=True)
+    state, account = _account(inquiry, connection)
     if not isinstance(posted, Mapping):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     await inquiry.gateway.people.save(account, key_of(account.auth, posted))
@@ -51,7 +52,7 @@ async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) 
 
 async def delete_credential(inquiry: Inquiry, connection: str) -> Json:
     """Signs the caller out of a connection, here and at its provider."""
-    state, account = _account(inquiry, connection, for_change=True)
+    state, account = _account(inquiry, connection)
     await inquiry.gateway.people.forget(owner=account.owner, connection=connection)
     return await _current_row(inquiry, state, account)
 
@@ -72,9 +73,17 @@ async def list_sign_ins(inquiry: Inquiry) -> Json:
         "sign_ins": [
             {name: getattr(row, name) for name in names} | {"refused": bool(row.refused)}
             for row in rows
-            if inquiry.oversees(row.connection)
+            if _oversees(inquiry, row)
         ]
     }
+
+
+def _oversees(inquiry: Inquiry, row: Credential) -> bool:
+    """Whether an admin may see a sign-in: those of an organization, where they are good now."""
+    admin, state = inquiry.principal, inquiry.snapshot.connections.get(row.connection)
+    if admin.organization is None or state is None or not may_know(admin, state):
+        return admin.organization is None
+    return account_of(state, row.owner).binding == row.binding
 
 
 async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> Json:
@@ -89,13 +98,9 @@ async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> 
     return {**matching[0], "revoked": True}
 
 
-def _account(
-    inquiry: Inquiry, connection: str, *, for_change: bool = False
-) -> tuple[ConnectionState, Account]:
+def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Account]:
     """The connection, and the account whose credential the caller may change there."""
     state = inquiry.connection(connection)
-    if for_change and "tools:write" in inquiry.principal.withheld:
-        raise InsufficientScope("tools:read", "tools:write")
     if not people_sign_in(state.settings.auth):
         words = f"nobody signs in to {connection}: its credentials are configured"
         raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")

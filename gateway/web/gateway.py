@@ -45,7 +45,7 @@ from gateway.errors import (
 )
 from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import RunInWorker
-from gateway.policy.access import may_know, oversees
+from gateway.policy.access import may_know, overseen, oversees
 from gateway.policy.view import (
     OwnTool,
     View,
@@ -61,7 +61,7 @@ from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
-from gateway.store.tables import EVENTS, RESULT, Approval, Execution
+from gateway.store.tables import EVENTS, RESULT, Approval, Change, Execution, StandingGrant
 from gateway.web.display import execution_record
 from gateway.web.guard import EventStream, WriteNews
 from gateway.web.identity import SCOPES
@@ -71,6 +71,7 @@ log = structlog.get_logger("gateway.edge")
 
 RENAMED_META = "gateway/renamed"  # in a result's `_meta`: the called and the present name
 WATCHED = "watched"  # the signal: the feed has a reader
+CallRow = Execution | Approval | StandingGrant
 
 
 class Inquiry(Struct, frozen=True):
@@ -102,19 +103,21 @@ class Inquiry(Struct, frozen=True):
             hint = "Ask an admin of the gateway."
             raise Refused("access_denied", "only an admin may do this", hint)
 
-    def oversees(self, connection: str) -> bool:
-        """Whether the caller may see what other principals do with the connection."""
-        return oversees(self.snapshot, self.principal, connection)
+    def oversees(self, row: CallRow | Change) -> bool:
+        """Whether the caller may see what other principals did there."""
+        return oversees(self.snapshot, self.principal, row.connection, row.organization)
 
-    def concerns(self, principal: str, connection: str) -> bool:
-        """Whether the caller may see what this principal did with the connection."""
-        return principal == self.principal.name or self.oversees(connection)
+    def concerns(self, row: CallRow) -> bool:
+        """Whether the row is the caller's, or one that the caller oversees."""
+        return row.principal == self.principal.name or self.oversees(row)
 
-    def overseen_names(self) -> tuple[str, ...] | None:
-        """The connections that an organization's admin oversees; None: no such bound."""
-        if not self.principal.admin or self.principal.organization is None:
-            return None
-        return tuple(state.name for state in self.connections())
+    def overseen(self) -> tuple[str, tuple[str, ...]] | None:
+        """The organization and the connections that an admin oversees; None: no such bound."""
+        return overseen(self.snapshot, self.principal)
+
+    def visible_rows(self) -> approvals.VisibleRows:
+        """Whose rows the caller may see: its own, and those it oversees."""
+        return self.principal.name, self.overseen() if self.principal.admin else ("", ())
 
     def connections(self) -> list[ConnectionState]:
         """Every connection that exists for the caller."""
@@ -171,7 +174,7 @@ class Inquiry(Struct, frozen=True):
         if execution is None:  # a call that has just been answered may not be on disk yet
             await db.settle()
             execution = await get_execution(db, id)
-        if execution is None or not self.concerns(execution.principal, execution.connection):
+        if execution is None or not self.concerns(execution):
             hint = "list_executions names yours."
             raise NotFound("invalid_arguments", "there is no such execution", hint)
         return execution
@@ -197,7 +200,7 @@ class Inquiry(Struct, frozen=True):
         """The approval of this id, if it is the caller's to decide on."""
         self.require_admin()
         approval = await approvals.get_approval(self.gateway.db, id)
-        if approval is None or not self.oversees(approval.connection):
+        if approval is None or not self.oversees(approval):
             hint = "GET /approvals lists those that wait."
             raise NotFound("invalid_arguments", "there is no such approval", hint)
         return approval

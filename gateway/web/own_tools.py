@@ -306,7 +306,7 @@ async def list_executions(
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
     db, owner = inquiry.gateway.db, _owner_of(inquiry, principal)
     times = (since, until or None)
-    criteria = Filter(status, tool, connection, owner, token, *times, inquiry.overseen_names(), id)
+    criteria = Filter(status, tool, connection, owner, token, *times, inquiry.overseen(), id)
     await db.settle()
     page = await ledger.list_executions(db, criteria, limit=limit, cursor=cursor or None)
     return {"executions": await inquiry.records(page.executions), "next": page.next}
@@ -323,8 +323,7 @@ async def get_execution(inquiry: Inquiry, id: Text) -> Json:
 async def find_execution(inquiry: Inquiry, token: Text) -> Json:
     """The call that used an idempotency token, with the values recorded from its answer."""
     found = await ledger.find_by_token(inquiry.gateway.db, token, _owner_of(inquiry) or None)
-    overseen = inquiry.overseen_names()
-    found = [each for each in found if overseen is None or each.connection in overseen]
+    found = [each for each in found if inquiry.concerns(each)]
     if not found:
         raise NotFound("invalid_arguments", "no call has used this token")
     records = await inquiry.records(found)

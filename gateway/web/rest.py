@@ -41,10 +41,9 @@ from gateway.errors import (
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, json_bytes, read_json
-from gateway.policy.access import LEVELS, user_level
 from gateway.store import approvals
 from gateway.store import catalog as changes
-from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
+from gateway.store.oauth import get_client_grant, revoke_client_grants
 from gateway.store.tables import ChangeDecision, ChangeStatus
 from gateway.web import access, credentials, display, own_tools, rights
 from gateway.web.gateway import Gateway, Inquiry, Run
@@ -58,6 +57,7 @@ log = structlog.get_logger("gateway.edge")
 
 PREFIX = "/api/v1"
 POSTING = ("POST", "PUT", "PATCH")
+CHANGING = ("PUT", "PATCH", "DELETE")  # what a POST does is judged by itself: it may be a call
 
 # Failures of the upstream are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
@@ -108,6 +108,8 @@ async def _read_request(
     """The inquiry of the request's caller, and the posted value."""
     fields = fold(request.scope["headers"])
     principal = await identity.identify(fields)
+    if request.method in CHANGING and "tools:write" in principal.withheld:
+        raise InsufficientScope("tools:read", "tools:write")
     posted: Any = None
     if request.method in POSTING:
         seconds = gateway.snapshot.settings.limits.request_seconds
@@ -213,9 +215,6 @@ async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -
     inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
-    is_more = LEVELS.index(access) > LEVELS.index(user_level(catalog.current, principal, name))
-    if is_more and "tools:write" in principal.withheld:  # it would hold for all their clients
-        raise InsufficientScope("tools:read", "tools:write")
     await catalog.rights.choose(principal.name, name, access)
     snapshot = catalog.current
     return {
@@ -342,14 +341,9 @@ async def delete_execution(inquiry: Inquiry, id: str) -> Response:
     return json_response(record, 202 if record["status"] in display.GOING_ON else 200)
 
 
-def visible_rows(inquiry: Inquiry) -> approvals.VisibleRows:
-    """Whose rows the caller may see: its own, and those of the connections it oversees."""
-    return inquiry.principal.name, inquiry.overseen_names() if inquiry.principal.admin else ()
-
-
 async def list_approvals(inquiry: Inquiry) -> Json:
     inquiry.require_admin()
-    overseen = ("", inquiry.overseen_names())  # not the caller's own calls of what has gone
+    overseen = ("", inquiry.overseen())  # not the caller's own calls of what has gone
     waiting = await approvals.list_open(inquiry.gateway.db, time.time(), overseen)
     return {"approvals": [display.approval_row(inquiry.snapshot, each) for each in waiting]}
 
@@ -369,7 +363,7 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Js
 
 async def list_grants(inquiry: Inquiry) -> Json:
     """The standing grants that hold and are the caller's business."""
-    grants = await approvals.list_grants(inquiry.gateway.db, time.time(), visible_rows(inquiry))
+    grants = await approvals.list_grants(inquiry.gateway.db, time.time(), inquiry.visible_rows())
     return {"standing_grants": [display.grant_row(each) for each in grants]}
 
 
@@ -377,7 +371,7 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Json:
     """Ends a standing grant: the next call is asked about again."""
     db, by = inquiry.gateway.db, inquiry.principal.name
     grant = await approvals.get_grant(db, id)
-    if grant is None or not inquiry.concerns(grant.principal, grant.connection):
+    if grant is None or not inquiry.concerns(grant):
         raise NotFound("invalid_arguments", "there is no such standing grant")
     await approvals.revoke_grant(db, id)
     log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
@@ -385,9 +379,8 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Json:
 
 
 async def list_client_grants(inquiry: Inquiry) -> Json:
-    """What people gave their clients: all of it for an admin, else the caller's own."""
-    own = {} if inquiry.principal.admin else {"principal": inquiry.principal.name}
-    grants = await list_grants_that_hold(inquiry.gateway.db, time.time(), **own)
+    """What people gave their clients, as far as it is the caller's business."""
+    grants = await access.visible_grants(inquiry)
     return {"grants": [display.client_grant_row(each) for each in grants]}
 
 
@@ -395,7 +388,7 @@ async def delete_client_grant(inquiry: Inquiry, id: str) -> Json:
     """Ends what a client was given, in every process."""
     person, db = inquiry.principal, inquiry.gateway.db
     grant = await get_client_grant(db, id)
-    if grant is None or not (person.admin or grant.principal == person.name):
+    if grant is None or not access.may_see_grant(inquiry, grant):
         raise NotFound("invalid_arguments", "there is no such grant", "GET /grants names yours.")
     await revoke_client_grants(db, time.time(), id=id)
     log.info("grant revoked", grant=id, of=grant.principal, by=person.name)
@@ -409,8 +402,8 @@ async def list_changes(
     chosen = next((each for each in CHANGE_STATUSES if each == status), None)
     if status and chosen is None:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    db, name, names = inquiry.gateway.db, connection or None, inquiry.overseen_names()
-    criteria: Json = {"connection": name, "status": chosen, "connections": names}
+    db, name, overseen = inquiry.gateway.db, connection or None, inquiry.overseen()
+    criteria: Json = {"connection": name, "status": chosen, "overseen": overseen}
     found = await changes.list_changes(db, **criteria, limit=limit)
     return {"changes": [display.change_row(each) for each in found]}
 
@@ -420,7 +413,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
         raise HTTPException(404, "Not Found")
     inquiry.require_admin()
     change, by = await changes.get_change(inquiry.gateway.db, id), inquiry.principal.name
-    if change is None or not inquiry.oversees(change.connection):
+    if change is None or not inquiry.oversees(change):
         raise NotFound("invalid_arguments", "there is no such change")
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")

@@ -31,7 +31,7 @@ from gateway.config.connection import people_sign_in
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
 from gateway.outbound.certificates import Ends, ending_soon
-from gateway.policy.access import configuration_problems, level, may_know, oversees
+from gateway.policy.access import configuration_problems, level, may_know, overseen
 from gateway.policy.view import view
 from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.catalog import count_held
@@ -99,7 +99,7 @@ class Health:
     async def _metrics(self, request: Request) -> Response:
         waiting = float("nan")  # unknown while the store does not answer
         with suppress(GatewayError):
-            waiting = sum((await count_waiting(self._gateway.db, time.time())).values())
+            waiting = await count_waiting(self._gateway.db, time.time())
         snapshot, unknown = self._gateway.snapshot, self._gateway.unknown_calls
         figures: dict[str, float] = {
             "catalog_revision": snapshot.revision,
@@ -145,7 +145,7 @@ class Health:
         states, network = snapshot.connections, snapshot.settings.network
         change_counts, shared = dict[str, int](), dict[str, Credential]()
         try:
-            change_counts = await count_held(db)
+            change_counts = await count_held(db, overseen(snapshot, principal))
             if any(people_sign_in(state.settings.auth) for state in states.values()):
                 shared = dict(await self._gateway.people.rows_of(""))
         except GatewayError as error:
@@ -184,11 +184,10 @@ class Health:
         }
 
     async def _todo(self, principal: Principal) -> dict[str, Any]:
-        snapshot, waiting = self._gateway.snapshot, dict[tuple[str, str], int]()
+        visible, waiting = ("", overseen(self._gateway.snapshot, principal)), 0
         with suppress(GatewayError):
-            waiting = await count_waiting(self._gateway.db, time.time())
-        count = sum(waiting[user, at] for user, at in waiting if oversees(snapshot, principal, at))
-        return {"todo": [task.as_dict() for task in await self.tasks(principal, count)]}
+            waiting = await count_waiting(self._gateway.db, time.time(), visible)
+        return {"todo": [task.as_dict() for task in await self.tasks(principal, waiting)]}
 
     def _details(
         self, snapshot: Snapshot, principal: Principal | None, problems: Iterable[Problem]
@@ -267,7 +266,7 @@ class Reader:
             await feed.announce_reader()
             while events := await self._events():
                 self._position = events[-1][0]
-                visible = (event for event in events if self._may_see(event[2]))
+                visible = (event for event in events if event[2])
                 await say(b"".join(frame(kind, data, id) for id, kind, data in visible))
         except GatewayError as error:  # the store is away; its events will still be there
             log.warning("events not read", code=error.code)
@@ -285,17 +284,16 @@ class Reader:
         return is_same
 
     async def _events(self) -> list[tuple[int, str, dict[str, Any]]]:
-        """The next events: id, kind, and the execution or approval as it is now."""
+        """The next events: id, kind, and the execution or approval as it is now, if the reader may
+        see it."""
         db = self._inquiry.gateway.db
         events = await events_after(db, self._position)
         ids = [each.payload for each in events]
-        rows = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
-        rows |= {id: self._decision(row) for id, row in (await get_approvals(db, ids)).items()}
+        may_see, calls = self._inquiry.concerns, await get_executions(db, ids)
+        rows = {id: execution_event(row) for id, row in calls.items() if may_see(row)}
+        approvals = await get_approvals(db, ids)
+        rows |= {id: self._decision(row) for id, row in approvals.items() if may_see(row)}
         return [(each.id, each.kind, rows.get(each.payload, {})) for each in events]
-
-    def _may_see(self, data: dict[str, Any]) -> bool:
-        """Whether the reader may see an event; events without a row are never shown."""
-        return bool(data) and self._inquiry.concerns(data["principal"], data["connection"])
 
     def _news(self) -> list[bytes]:
         """Events for the tools and connections that are not as they were last told."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, update
 
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
@@ -19,7 +19,8 @@ from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import visitor
 from tests.definitions import openapi, operation
 from tests.journeys.confirming import FREELY
-from tests.peers import provider
+from tests.journeys.test_live_configuration import edit
+from tests.peers import look_until, provider, until
 from tests.store import rows
 
 ADMINS = (
@@ -68,16 +69,78 @@ async def test_an_admin_sees_puts_and_reads_within_its_organization_only(
         assert (await gus("PUT", "/connections/shop", taken))[1]["error"]["message"] == TAKEN
         assert (await gus("DELETE", "/connections/shop"))[0] == 404
         assert (await root("DELETE", "/connections/shop"))[0] == 200
-        # What was done under the name stays acme's, and with it the name.
-        assert (await gus("PUT", "/connections/shop", taken))[1]["error"]["message"] == TAKEN
-        assert (await ann("PUT", "/connections/shop", shop))[0] == 200
+
+
+@pytest.mark.parametrize("way", ["put", "deleted", "damaged", "edited", "removed"])
+async def test_what_was_done_for_an_organization_does_not_go_with_the_connection(
+    way: str, make_gateway: GatewayMaker
+) -> None:
+    bot = principal("bot", organization="acme")
+    confirmed = '[permissions]\ntools = { shop_order = "confirm", shop_get = "allowed" }\n'
+    base = f"{ADMINS}{bot}{LOCAL}{confirmed}"
+    async with provider() as peer, AsyncExitStack() as stack:
+        get, post = operation(operationId="get"), operation(operationId="order")
+        peer.document = openapi({"/orders": {"get": get, "post": post}})
+        shop = {"kind": "openapi", "spec": peer.spec, "base_url": peer.url}
+        of_acme, of_globex = ({**shop, "organization": name} for name in ("acme", "globex"))
+        in_file = way in ("edited", "removed")
+        gateway = await make_gateway(base + table("connections.shop", **of_acme) * in_file)
+        root, ann, gus, caller = [
+            await stack.enter_async_context(api(gateway.url, name))
+            for name in ("root", "ann", "gus", "bot")
+        ]
+        if not in_file:
+            assert (await root("PUT", "/connections/shop", of_acme))[0] == 200
+        assert (await caller.call("shop_get"))[0] == 200
+        assert (await caller.call("shop_order"))[0] == 202
+        assert (await ann.decide("always_allow"))[0] == 200
+        get["summary"] = "Get orders"
+        await ann("POST", "/connections/shop/refresh")
+
+        async def seen(ask: Api) -> list[int]:
+            paths = ("executions", "standing-grants", "changes")
+            return [len((await ask("GET", f"/{p}"))[1].get(p.replace("-", "_"), ())) for p in paths]
+
+        assert await seen(ann) == [2, 1, 1]
+        [grant] = (await ann("GET", "/standing-grants"))[1]["standing_grants"]
+        call = (await ann("GET", "/executions"))[1]["executions"][0]
+        match way:
+            case "put":
+                assert (await root("PUT", "/connections/shop", of_globex))[0] == 200
+            case "edited":
+                edit(gateway.config, base + table("connections.shop", **of_globex))
+            case "removed":
+                edit(gateway.config, base)
+                await until(lambda: "shop" not in gateway.app.gateway.snapshot.connections)
+            case "damaged":
+                await gateway.app.gateway.db.write(_damage)
+                await gateway.app.gateway.catalog.apply(gateway.app.gateway.snapshot.settings)
+                assert (await gus("GET", "/connections/shop"))[0] == 404
+        if way in ("deleted", "damaged"):
+            assert (await root("DELETE", "/connections/shop"))[0] == 200
+        if way in ("deleted", "damaged", "removed"):
+            assert (await gus("PUT", "/connections/shop", shop))[0] == 200
+        await look_until(lambda: gus("GET", "/connections/shop"), lambda found: found[0] == 200)
+        assert await seen(gus) == [0, 0, 0]
+        assert (await gus("GET", f"/executions/{call['id']}"))[0] == 404
+        assert (await gus("DELETE", f"/standing-grants/{grant['id']}"))[0] == 404
+        assert await seen(ann) == [0, 0, 0]
+        assert await seen(root) == [2, 1, 1]
+        assert await seen(caller) == [2, 1, 0]
+        assert (await gus.call("shop_get"))[0] == 200
+        assert await seen(gus) == [1, 0, 0]
+
+
+def _damage(tx: Connection) -> None:
+    tx.execute(update(tables.connections).values(settings=b"no seal"))
 
 
 async def test_nobodys_own_rows_are_hidden_behind_those_of_others(
     make_gateway: GatewayMaker,
 ) -> None:
     own = table("connections.own", kind="openapi", spec="http://127.0.0.1:9/", organization="acme")
-    gateway = await make_gateway(f"{ADMINS}{principal('zoe')}{LOCAL}{own}")
+    zoe = principal("zoe", organization="acme")
+    gateway = await make_gateway(f"{ADMINS}{zoe}{LOCAL}{own}")
     now = time.time()
 
     def put(tx: Connection) -> None:
@@ -96,13 +159,15 @@ async def test_nobodys_own_rows_are_hidden_behind_those_of_others(
     await gateway.app.gateway.db.write(put)
     paths = ("approvals", "standing-grants", "changes")
     found = []
-    for name, asked in [("ann", paths), ("zoe", (*paths[1:2], "grants")), ("gus", paths)]:
+    given = (*paths, "grants")
+    for name, asked in [("ann", given), ("zoe", (*paths[1:2], "grants")), ("gus", given)]:
         async with api(gateway.url, name) as ask:
+            assert (await ask("DELETE", f"/grants/{STORE_ROWS:04}"))[0] == 404  # the admin's of all
             for path in asked:
                 _, answer = await ask("GET", f"/{path}")
                 found.append((name, [row["id"] for row in answer[path.replace("-", "_")]]))
-    own_ids = [("ann", [f"{STORE_ROWS:04}"]), ("ann", ["0000"]), ("ann", ["0000"])]
-    assert found == [*own_ids, ("zoe", ["0000"]), ("zoe", ["0000"]), *[("gus", [])] * 3]
+    own_ids = [("ann", [f"{STORE_ROWS:04}"]), *[("ann", ["0000"])] * 3]
+    assert found == [*own_ids, ("zoe", ["0000"]), ("zoe", ["0000"]), *[("gus", [])] * 4]
 
 
 async def test_a_held_change_is_decided_in_the_console_by_admins_of_its_organization_only(

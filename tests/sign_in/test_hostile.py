@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -119,6 +120,14 @@ async def test_a_connection_that_goes_while_its_code_is_exchanged_keeps_nothing(
     assert (await visit).status_code == 404
     await house.put()
     assert not await is_signed_in(house, "ann")
+
+
+async def test_what_one_organization_signed_in_to_is_of_no_use_to_another(house: House) -> None:
+    await house.put()
+    state = house.gateway.app.gateway.snapshot.connections["notes"]
+    settings = [state.settings.model_copy(update={"organization": o}) for o in (None, "a", "b")]
+    owned = (account_of(replace(state, settings=each), "ann").binding for each in settings)
+    assert len(set(owned)) == 3
 
 
 async def make_due(house: House) -> None:

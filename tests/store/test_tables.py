@@ -56,6 +56,7 @@ async def test_store_from_before_a_column_came_goes_on(db: Database, store_url: 
     waiting = execution(status="pending_confirmation")
     await create_approval(db, approval(), waiting)
     came = [("executions", "granted"), ("approvals", "waits_at"), ("approvals", "grant_id")]
+    came += [(table, "organization") for table in ("executions", "approvals", "standing_grants")]
     for table, column in came:
         await db.write(partial(_drop_column, table, column))
     assert not await db.read(is_current)  # commands that only look do not read it
@@ -63,7 +64,7 @@ async def test_store_from_before_a_column_came_goes_on(db: Database, store_url: 
         assert await later.read(is_current)
         assert await get_approval(later, "a1") == approval()
         assert await get_execution(later, "e1") == waiting
-        allowed = execution(id="e2", granted={"id": "g1", "by": "eve"})
+        allowed = execution(id="e2", granted={"id": "g1", "by": "eve"}, organization="acme")
         await begin(later, allowed)
         assert await get_execution(later, "e2") == allowed
 
