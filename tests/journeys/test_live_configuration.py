@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,31 @@ async def test_a_configuration_that_is_gone_is_told_of_and_its_settings_stay(
     assert gateway.app.gateway.snapshot is before
     edit(gateway.config, OPEN)
     await until(lambda: gateway.app.health.config_problem is None)
+
+
+@pytest.mark.parametrize("is_mounted", [False, True])
+async def test_an_edit_is_applied_at_once_after_the_start_and_whatever_changes_beside_the_file(
+    make_gateway: GatewayMaker, tmp_path: Path, is_mounted: bool
+) -> None:
+    def change(page: int) -> None:
+        folder = tmp_path / f"..{page}" if is_mounted else tmp_path
+        folder.mkdir(exist_ok=True)
+        edit(folder / "config.toml", OPEN + table("limits", page_tools=page))
+        if is_mounted:  # as Kubernetes does it: config.toml is reached through a link
+            (tmp_path / "..new").symlink_to(folder)
+            (tmp_path / "..new").replace(tmp_path / "..data")
+
+    def holds(page: int) -> bool:
+        (tmp_path / "beside").touch()
+        return gateway.app.gateway.snapshot.settings.limits.page_tools == page
+
+    change(5)
+    if is_mounted:
+        (tmp_path / "config.toml").symlink_to("..data/config.toml")
+    gateway = await make_gateway()
+    for page in (6, 7):
+        change(page)
+        await until(partial(holds, page))
 
 
 async def test_of_an_edit_that_the_store_keeps_from_being_applied_nothing_holds(
