@@ -8,8 +8,8 @@ never expanded: a caller must not be able to read our environment.
 The file is watched: a good edit is applied live, a bad edit is reported once. It is read by its
 path several times a second, since notices of changes get lost: where links are swapped, as mounts
 do, or on file systems that tell nothing. The parsed value counts: the same settings in another
-spelling are no change, and the same mistake is not reported twice. Keys that need a restart are
-named instead of applied.
+spelling are no change, the same mistake is not reported twice, and a file that no longer sets
+anything is a mistake. Keys that need a restart are named instead of applied.
 """
 
 from __future__ import annotations
@@ -301,17 +301,9 @@ class ConfigWatch:
         before, self.seen = self.seen, await asyncio.to_thread(self._read_text)
         if self.seen != before or self.seen == self.judged:
             return
-        text, is_first = self.seen, self.judged == UNREAD
-        self.judged = text
-        if text is None or not (text.strip() or is_first):  # nobody means to lose everything
-            log.error("configuration is gone", file=self.config.name)
-            words = "is not there, or is empty: the settings read last stay in force"
-            self.report(f"{self.config.name} {words}")
-            return
+        self.judged = self.seen
         try:
-            settings = self.adjust(parse_settings(text, str(self.config)))
-            refuse_parts(settings, str(self.config))
-            await self._apply_edit(settings)
+            await self._apply_edit(self._parse(self.seen))
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self.report(str(error))
@@ -327,6 +319,16 @@ class ConfigWatch:
             return self.config.read_bytes()
         except OSError:
             return None
+
+    def _parse(self, text: bytes | None) -> Settings:
+        """The settings in this text; raises ConfigInvalid, also where all settings are gone."""
+        settings = self.adjust(parse_settings(text or b"", str(self.config)))
+        nothing = self.adjust(parse_settings(b""))
+        if text is None or settings == nothing != self.current:  # nobody means to lose everything
+            words = "is not there, or is empty: the settings read last stay in force"
+            raise ConfigInvalid([f"{self.config.name} {words}"])
+        refuse_parts(settings, str(self.config))
+        return settings
 
     async def _apply_edit(self, settings: Settings) -> None:
         keys = restart_keys(self.at_start, settings)
