@@ -5,10 +5,11 @@ Each problem is one line: file, key path, what is wrong, what is allowed. `${NAM
 set is a problem like any other. The settings of `put_connection` go through the same models but are
 never expanded: a caller must not be able to read our environment.
 
-The file is watched: a good edit is applied live, a bad edit is reported once. The folder is
-watched, not the file, since editors replace a file by renaming another one over it. The parsed
-value counts: the same settings in another spelling are no change, and the same mistake is not
-reported twice. Keys that need a restart are named instead of applied.
+The file is watched: a good edit is applied live, a bad edit is reported once. It is read by its
+path several times a second, since notices of changes get lost: where links are swapped, as mounts
+do, or on file systems that tell nothing. The parsed value counts: the same settings in another
+spelling are no change, the same mistake is not reported twice, and a file that no longer sets
+anything is a mistake. Keys that need a restart are named instead of applied.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ from typing import Any
 import structlog
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
-from watchfiles import awatch
 
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, AnyConnection, Connection
 from gateway.config.settings import RESTART_TABLES, Permissions, Settings, check_whole
 from gateway.errors import ConfigInvalid, Fixable, GatewayError
-from gateway.limits import MOMENT_SECONDS, SETTLE_SECONDS
+from gateway.limits import REST_SECONDS, SETTLE_SECONDS
 
 log = structlog.get_logger("gateway.reload")
 
@@ -270,15 +270,9 @@ async def watch(
     There need not be a file yet. `adjust` has been applied to the first settings.
     """
     live = ConfigWatch(config, first, first, adjust, apply, report)
-    await live.read_edit()
-    async for _ in awatch(
-        config.parent,
-        watch_filter=lambda _, path: Path(path).name == config.name,
-        recursive=False,
-        rust_timeout=round(MOMENT_SECONDS * 1000),
-        yield_on_timeout=True,  # some file systems tell nothing: look from time to time
-    ):
+    while True:
         await live.read_edit()
+        await asyncio.sleep(SETTLE_SECONDS)
 
 
 UNREAD = b"\0"  # the text of no configuration
@@ -286,7 +280,7 @@ UNREAD = b"\0"  # the text of no configuration
 
 @dataclass
 class ConfigWatch:
-    """The configuration in force, and the last text that was read of the file."""
+    """The configuration in force, and the text that the file had at the last look."""
 
     config: Path
     at_start: Settings
@@ -297,33 +291,27 @@ class ConfigWatch:
 
     def __post_init__(self) -> None:
         # None: there is no file, which is no problem where there was none at the start.
-        self.last_text = UNREAD if self.config.exists() else None
+        self.seen = self.judged = UNREAD if self.config.exists() else None
 
     async def read_edit(self) -> None:
-        """Reads the file and applies a new edit; a file still being written is left alone."""
-        text = await asyncio.to_thread(self._read_text)
-        if text == self.last_text:
+        """Reads the file; applies or reports a new text that two looks in a row have found.
+
+        One that was found once may be half of a file that is still being written.
+        """
+        before, self.seen = self.seen, await asyncio.to_thread(self._read_text)
+        if self.seen != before or self.seen == self.judged:
             return
-        await asyncio.sleep(SETTLE_SECONDS)
-        if text != await asyncio.to_thread(self._read_text):
-            return  # the next look finds all of it
-        is_first, self.last_text = self.last_text == UNREAD, text
-        if text is None or not (text.strip() or is_first):  # nobody means to lose everything
-            log.error("configuration is gone", file=self.config.name)
-            words = "is not there, or is empty: the settings read last stay in force"
-            self.report(f"{self.config.name} {words}")
-            return
+        self.judged = self.seen
         try:
-            settings = self.adjust(parse_settings(text, str(self.config)))
-            refuse_parts(settings, str(self.config))
-            await self._apply_edit(settings)
+            await self._apply_edit(self._parse(self.seen))
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self.report(str(error))
         except GatewayError as error:
             log.error("configuration not applied", error=error.message)
             self.report(error.message)
-            self.last_text = UNREAD  # it is tried again
+            self.judged = UNREAD  # it is tried again
+            await asyncio.sleep(REST_SECONDS)
 
     def _read_text(self) -> bytes | None:
         """The text of the file; None: there is none, as for a moment when an editor renames it."""
@@ -331,6 +319,16 @@ class ConfigWatch:
             return self.config.read_bytes()
         except OSError:
             return None
+
+    def _parse(self, text: bytes | None) -> Settings:
+        """The settings in this text; raises ConfigInvalid, also where all settings are gone."""
+        settings = self.adjust(parse_settings(text or b"", str(self.config)))
+        nothing = self.adjust(parse_settings(b""))
+        if text is None or settings == nothing != self.current:  # nobody means to lose everything
+            words = "is not there, or is empty: the settings read last stay in force"
+            raise ConfigInvalid([f"{self.config.name} {words}"])
+        refuse_parts(settings, str(self.config))
+        return settings
 
     async def _apply_edit(self, settings: Settings) -> None:
         keys = restart_keys(self.at_start, settings)

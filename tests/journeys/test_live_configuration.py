@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +67,47 @@ async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(
     await until(lambda: gateway.app.health.config_problem is None)
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("left", [None, b"", b"\xef\xbb\xbf", b"# Nothing.\n[limits]\n"])
 async def test_a_configuration_that_is_gone_is_told_of_and_its_settings_stay(
-    gateway: Running, rest: Api, is_there: bool
+    gateway: Running, rest: Api, left: bytes | None
 ) -> None:
     edit(gateway.config, OPEN + table("limits", page_tools=7))
     await until(lambda: gateway.app.gateway.snapshot.settings.limits.page_tools == 7)
     before = gateway.app.gateway.snapshot
     gateway.config.unlink()
-    if is_there:
-        gateway.config.touch()
+    if left is not None:
+        gateway.config.write_bytes(left)
     await until(lambda: gateway.app.health.config_problem is not None)
     _, report = await rest("GET", "//health")
     assert "config.toml is not there, or is empty" in report["config_problem"]
     assert gateway.app.gateway.snapshot is before
     edit(gateway.config, OPEN)
     await until(lambda: gateway.app.health.config_problem is None)
+
+
+@pytest.mark.parametrize("is_mounted", [False, True])
+async def test_an_edit_is_applied_at_once_after_the_start_and_whatever_changes_beside_the_file(
+    make_gateway: GatewayMaker, tmp_path: Path, is_mounted: bool
+) -> None:
+    def change(page: int) -> None:
+        folder = tmp_path / f"..{page}" if is_mounted else tmp_path
+        folder.mkdir(exist_ok=True)
+        edit(folder / "config.toml", OPEN + table("limits", page_tools=page))
+        if is_mounted:  # as Kubernetes does it: config.toml is reached through a link
+            (tmp_path / "..new").symlink_to(folder)
+            (tmp_path / "..new").replace(tmp_path / "..data")
+
+    def holds(page: int) -> bool:
+        (tmp_path / "beside").touch()
+        return gateway.app.gateway.snapshot.settings.limits.page_tools == page
+
+    change(5)
+    if is_mounted:
+        (tmp_path / "config.toml").symlink_to("..data/config.toml")
+    gateway = await make_gateway()
+    for page in (6, 7):
+        change(page)
+        await until(partial(holds, page))
 
 
 async def test_of_an_edit_that_the_store_keeps_from_being_applied_nothing_holds(
@@ -91,13 +117,18 @@ async def test_of_an_edit_that_the_store_keeps_from_being_applied_nothing_holds(
         with closing(sqlite3.connect(gateway.config.parent / "state" / "gateway.db")) as file, file:
             file.execute(statement)
 
+    health, narrowed = gateway.app.health, OPEN.replace("127.0.0.1/32", "127.0.0.2/32")
     await operator.put("shop", items.spec)
     store("ALTER TABLE choices RENAME TO away")
-    edit(gateway.config, OPEN.replace("127.0.0.1/32", "127.0.0.2/32"))
-    await until(lambda: gateway.app.health.config_problem is not None)
+    edit(gateway.config, narrowed)
+    await until(lambda: health.config_problem is not None)
+    edit(gateway.config, "")
+    await until(lambda: "is empty" in str(health.config_problem))
+    edit(gateway.config, narrowed)
+    await until(lambda: "is empty" not in str(health.config_problem))
     assert (await operator.own("shop_get_items", id="1"))["path"] == "/items/1"
     store("ALTER TABLE away RENAME TO choices")
-    await until(lambda: gateway.app.health.config_problem is None)
+    await until(lambda: health.config_problem is None)
     refusal = await operator.own("shop_get_items", id="1")
     assert refusal["error"]["code"] == "access_denied"
 
