@@ -58,10 +58,9 @@ def parse_settings(
 ) -> Settings:
     """The settings in this text; `name` stands before each problem."""
     try:
-        document = tomllib.loads(text.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return settings_of(tomllib.loads(text.decode("utf-8-sig")), name, environment)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigInvalid([f"{name}: not valid TOML: {error}"]) from error
-    return settings_of(document, name, environment)
 
 
 def settings_of(

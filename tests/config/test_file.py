@@ -24,6 +24,12 @@ def test_a_wrong_file_is_refused_with_place_and_remedy(path: Path) -> None:
     assert f"{refused.value}\n" == path.with_suffix(".txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("text", ["a = " + "[" * 9000, "a." * 3000 + "b = 1"])
+def test_a_file_nested_too_deeply_is_a_mistake_like_any_other(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"config\.toml: not valid TOML: .* depth"):
+        parse_settings(text.encode(), "config.toml", {})
+
+
 def test_a_file_with_every_kind_of_table_is_read() -> None:
     settings = read_settings(FIXTURES / "valid" / "everything.toml", {})
     token = settings.principals["ann"].token
