@@ -19,8 +19,8 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -153,7 +153,8 @@ class Invoker:
         self._check_arguments(attempt)
         prepared = self._prepared_of(attempt)
         if prepared.auth.by_people:
-            question = await self._unless_left(attempt, self._sign_in(attempt, prepared.auth))
+            with self._recording_departure(attempt):
+                question = await self._sign_in(attempt, prepared.auth)
             if question is not None:
                 return question
         approval = await self._obtain_approval(attempt) if must_ask else None
@@ -163,11 +164,8 @@ class Invoker:
             return await self._make_in_background(attempt, approval)
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
             return await self.running.finish(attempt.id, self._make_write(attempt, approval))
-        try:
+        with self._recording_departure(attempt):
             result = attempt.with_meta(await self._send(attempt, prepared))
-        except asyncio.CancelledError:
-            self._record_departure(attempt)
-            raise
         self.record(attempt.execution(status_in(result), result))
         return result
 
@@ -186,7 +184,8 @@ class Invoker:
         return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
-        first_answer = await self._unless_left(attempt, self._claim(attempt, approval))
+        with self._recording_departure(attempt):
+            first_answer = await self._claim(attempt, approval)
         return first_answer if first_answer is not None else await self._complete(attempt)
 
     async def _complete(self, attempt: Attempt) -> Result:
@@ -234,7 +233,7 @@ class Invoker:
             claim = await begin(self._db, execution)
         else:
             claim = await use_approval(self._db, approval, execution, time.time())
-        if claim.outcome == "new":
+        if claim.is_new:
             return None
         if approval is not None:
             await self._approvals.void(approval)  # the call was made already, under its token
@@ -277,20 +276,17 @@ class Invoker:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
         return attempt.failure_result(_first_error(attempt, first))
 
-    async def _unless_left(self, attempt: Attempt, step: Awaitable[Result | None]) -> Result | None:
-        """What the step returns; where the caller leaves meanwhile, the call ends here."""
+    @contextmanager
+    def _recording_departure(self, attempt: Attempt) -> Iterator[None]:
+        """Records a call that was not sent, or only reads, where its caller leaves meanwhile."""
         id = attempt.id
         try:
-            return await step
+            yield
         except asyncio.CancelledError:
             if attempt.id == id:  # else it waited for the first call with its token
-                self._record_departure(attempt)
+                error = Broken("cancelled", "the caller left")
+                self.record(attempt.execution("failed", None, error))
             raise
-
-    def _record_departure(self, attempt: Attempt) -> None:
-        """Records a call that was not sent, or only reads, and whose caller left."""
-        error = Broken("cancelled", "the caller left")
-        self.record(attempt.execution("failed", None, error))
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
         result = attempt.failure_result(error)

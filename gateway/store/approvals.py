@@ -17,11 +17,18 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
-from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, get_all, get_one, signal, upsert, values
-from gateway.store.ledger import Claim, begin_in, end_if_unheard, insert_in, lock_of, signal_end_in
+from gateway.store.ledger import (
+    Claim,
+    begin_in,
+    end_if_unheard,
+    insert_in,
+    lock_of,
+    signal_end_in,
+    withdrawn_error,
+)
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
 _approvals = tables.approvals
@@ -88,16 +95,8 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
 
     def unit(tx: Connection) -> Claim:
         begun = begin_in(tx, execution)
-        if (
-            begun.outcome == "ended"
-            or begun.outcome == "new"
-            and not _set_status(tx, is_usable, "used", now)
-        ):
-            raise NotApproved(
-                "approval_expired",
-                "The approval for this call was used, has expired or was withdrawn.",
-                "Call again to ask for a new one.",
-            )
+        if begun.is_new and not _set_status(tx, is_usable, "used", now):
+            raise withdrawn_error()
         return begun
 
     with end_if_unheard(db, execution):

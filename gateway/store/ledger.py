@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, true, tuple_, update
 
-from gateway.errors import Broken, Fixable
+from gateway.errors import Broken, Fixable, NotApproved
 from gateway.limits import REST_SECONDS, RESULTS_BYTES, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
@@ -54,14 +53,9 @@ ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "fini
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Whether a call may be sent.
+    """Whether a call is new: on disk now, and to be sent; else the call that has its token."""
 
-    new: it may, and is on disk. finished, running: the token was used for the same call before, by
-    `execution`. conflict: it was used for another call. ended: this execution has been decided or
-    begun already.
-    """
-
-    outcome: Literal["new", "finished", "running", "conflict", "ended"]
+    is_new: bool
     execution: Execution | None = None
 
 
@@ -72,18 +66,28 @@ async def begin(db: Database, execution: Execution) -> Claim:
 
 
 def begin_in(tx: Connection, execution: Execution) -> Claim:
-    """`begin` inside a unit of the caller's."""
-    if execution.idempotency_token is not None:
-        claim = _claim(tx, execution)
-        if claim.outcome != "new":
-            return claim
+    """`begin` inside a unit of the caller's; raises if the execution was begun or ended before."""
+    token = {"principal": execution.principal, "token": execution.idempotency_token}
+    call = {"tool": execution.tool, "args_digest": execution.args_digest}
+    claim = {**token, **call, "execution_id": execution.id}
+    if execution.idempotency_token is not None and not insert_new(tx, _claims, claim):
+        first = tx.execute(select(_claims.c.execution_id).filter_by(**token)).scalar_one()
+        return Claim(False, _get(tx, first))
     # New, or one that waited for a decision.
     is_waiting = f"{_table.name}.status = 'pending_confirmation'"
     on_conflict = f"(id) DO UPDATE SET {set_clause(BEGINNING)} WHERE {is_waiting}"
-    if insert_rows(tx, _table, [asdict(execution)], on_conflict):
-        return Claim("new")
-    _release(tx, execution)
-    return Claim("ended", _get(tx, execution.id))
+    if not insert_rows(tx, _table, [asdict(execution)], on_conflict):
+        raise withdrawn_error()
+    return Claim(True)
+
+
+def withdrawn_error() -> NotApproved:
+    """The error for a call that waited for an approval which can't be used any more."""
+    return NotApproved(
+        "approval_expired",
+        "The approval for this call was used, has expired or was withdrawn.",
+        "Call again to ask for a new one.",
+    )
 
 
 @contextmanager
@@ -178,26 +182,6 @@ def _get(tx: Connection, id: str) -> Execution | None:
     return get_one(tx, select(_table).where(_table.c.id == id), Execution)
 
 
-def _claim(tx: Connection, execution: Execution) -> Claim:
-    token = {"principal": execution.principal, "token": execution.idempotency_token}
-    call = {"tool": execution.tool, "args_digest": execution.args_digest}
-    claim = {**token, **call, "execution_id": execution.id}
-    if insert_new(tx, _claims, claim):
-        return Claim("new")
-    row = tx.execute(select(_claims).filter_by(**token)).one()
-    first = _get(tx, row.execution_id)
-    if (row.tool, row.args_digest) != (execution.tool, execution.args_digest):
-        return Claim("conflict", first)
-    is_running = first is not None and first.status in ("executing", "pending_confirmation")
-    return Claim("running" if is_running else "finished", first)
-
-
-def _release(tx: Connection, execution: Execution) -> None:
-    """Frees the token of a call that was not sent."""
-    token = {"principal": execution.principal, "token": execution.idempotency_token}
-    tx.execute(delete(_claims).filter_by(**token, execution_id=execution.id))
-
-
 def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
     """Whether the row says now how the call ended; not if it had ended before."""
     is_unfinished = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
@@ -207,7 +191,7 @@ def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
         return False
     if execution.idempotency_token is not None:
         if not sent:
-            _release(tx, execution)
+            _release(tx, execution.id)
         signal(tx, FINISHED, execution.id)
     return True
 
@@ -216,7 +200,12 @@ def _end_unsent(tx: Connection, id: str, code: str) -> None:
     statement = update(_table).filter_by(id=id, status="executing")
     ending = {"status": "failed", "error_code": code}
     if tx.execute(statement.values(ending)).rowcount:
-        tx.execute(delete(_claims).filter_by(execution_id=id))
+        _release(tx, id)
+
+
+def _release(tx: Connection, execution_id: str) -> None:
+    """Frees the token of a call that was not sent."""
+    tx.execute(delete(_claims).filter_by(execution_id=execution_id))
 
 
 EQUAL = ("status", "tool", "connection", "principal", "idempotency_token")
