@@ -24,7 +24,7 @@ from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, prove
 from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.discover import Discoverer, Fetcher, Look, is_inline, is_url, source_of
+from gateway.catalog.discover import Discoverer, Fetcher, Look, file_of, is_built_in, source_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, prefix_of, preview_of
 from gateway.cli.terminal import show_table
 from gateway.config.connection import (
@@ -33,7 +33,6 @@ from gateway.config.connection import (
     Connection,
     ManifestConnection,
     McpConnection,
-    OpenApiConnection,
 )
 from gateway.config.file import parse_connection
 from gateway.config.settings import Limits, Settings
@@ -213,7 +212,7 @@ def _manifest_problems(settings: Settings, config: Path) -> Iterator[str]:
             continue
         where, manifest = f"{config}: connections.{name}", connection.manifest
         try:
-            is_file = "/" in manifest or manifest.endswith(".toml")
+            is_file = not is_built_in(manifest)
             raw = (config.parent / manifest).read_bytes() if is_file else load_builtin(manifest)
             if problem := region_problem(parse_manifest(raw, manifest), connection.region):
                 yield f"{where}.region: {problem}"
@@ -229,9 +228,8 @@ def _missing_files(settings: Settings, folder: Path) -> Iterator[tuple[str, str]
     """Files that the configuration names and that are missing: the gateway starts without them."""
     paths = {"auth.jwks_file": settings.auth.jwks_file}
     for name, connection in settings.connections.items():
-        if isinstance(connection, OpenApiConnection):
-            is_path = not is_inline(connection.spec) and not is_url(connection.spec)
-            paths[f"connections.{name}.spec"] = connection.spec if is_path else None
+        if connection.kind == "openapi":
+            paths[f"connections.{name}.spec"] = file_of(connection)
         elif isinstance(connection, McpConnection) and connection.command:
             paths[f"connections.{name}.cwd"] = connection.cwd
             here, command = folder / (connection.cwd or ""), connection.command
