@@ -254,13 +254,6 @@ async def list_executions(
     return Page(page, _cursor_of(page[-1]) if len(executions) > limit else None)
 
 
-async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
-    """The executions of an idempotency token, newest first; of one principal or of all."""
-    token_filter = Filter(idempotency_token=token, principal=principal)
-    page = await list_executions(db, token_filter, limit=STORE_ROWS)
-    return page.executions
-
-
 def rule_of(filter: Filter) -> ColumnElement[bool]:
     """The condition that is true of the rows that the filter lets through."""
     columns = {name: getattr(filter, name) for name in EQUAL}
