@@ -425,7 +425,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")
     status = CHANGE_DECISIONS[decision]
-    return display.change_row(await inquiry.gateway.catalog.decide_change(change.id, status, by=by))
+    return display.change_row(await inquiry.gateway.catalog.decide_change(change, status, by=by))
 
 
 async def get_permissions(inquiry: Inquiry) -> Json:
