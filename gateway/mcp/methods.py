@@ -157,15 +157,13 @@ async def _discover(request: RpcRequest) -> bytes:
     exchange = request.exchange
     hello = await request.core.pass_through.hello(exchange.principal, exchange.scope)
     result = {
-        "resultType": "complete",
         "supportedVersions": MODERN_PROTOCOL_VERSIONS,
         "capabilities": hello.capabilities,
         "instructions": hello.instructions,
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {SERVER_INFO_META_KEY: SERVER_INFO},
     }
-    return json_bytes(result)
+    return json_bytes(with_server_info(result))
 
 
 async def _list_tools(request: RpcRequest) -> bytes:
@@ -209,7 +207,7 @@ async def _call_tool(request: RpcRequest) -> bytes:
         except GatewayError as error:
             result = error_result(error)
     result = await _fit_for_client(request.core, inquiry, name, result)
-    return json_bytes(_add_server_info(result) if caller.era == "2026" else result)
+    return json_bytes(with_server_info(result) if caller.era == "2026" else result)
 
 
 def _check_param_headers(
@@ -257,7 +255,7 @@ async def _pass_through(request: RpcRequest) -> bytes:
         return json_bytes(result)
     if method in sdk_methods.CACHEABLE_METHODS and "resultType" not in result:
         result = {"ttlMs": 0, **result, "cacheScope": "private"}
-    return json_bytes(_add_server_info(result))
+    return json_bytes(with_server_info(result))
 
 
 def _refusal(error: UpstreamRefused) -> RpcError:
@@ -267,7 +265,8 @@ def _refusal(error: UpstreamRefused) -> RpcError:
     return RpcError(error.rpc_code, cut(visible(error.rpc_message), 2000), error.rpc_data)
 
 
-def _add_server_info(result: dict[str, Any]) -> dict[str, Any]:
+def with_server_info(result: dict[str, Any]) -> dict[str, Any]:
+    """A result as 2026 has it: complete, and with the server that it is of."""
     meta = result.get("_meta") or {}
     if meta.get(SERVER_INFO_META_KEY) is None:
         meta = {**meta, SERVER_INFO_META_KEY: SERVER_INFO}
