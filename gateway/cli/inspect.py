@@ -133,39 +133,28 @@ async def open_discoverer(
     settings: Settings, rules: Mapping[str, Any], files: Path, folder: Path
 ) -> AsyncIterator[tuple[Discoverer, Workers]]:
     """A discoverer that reads definitions and servers as the gateway does, until a command ends."""
-    async with (
-        Egress(**rules, folder=files) as egress,
-        Workers(count=1) as workers,
-        _upstreams(egress) as upstreams,
-    ):
+    async with Egress(**rules, folder=files) as egress, Workers(count=1) as workers:
         credentials = Credentials(egress)
-        readers = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
         azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
-        yield Discoverer(*readers, azure, partial(prove, credentials)), workers
-
-
-def _upstreams(egress: Egress) -> Upstreams:
-    """Sessions with MCP servers; each is opened when it is first needed."""
-    return Upstreams(egress, Credentials(egress).upstream_headers)
+        async with Upstreams(egress, credentials.upstream_headers) as upstreams:
+            readers = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
+            yield Discoverer(*readers, azure, partial(prove, credentials)), workers
 
 
 async def look_at_servers(
     settings: Settings, folder: Path, servers: Mapping[str, McpConnection]
 ) -> list[dict[str, Any]]:
     """What each server offers, and the drift of the configuration from it."""
-    async with (
-        Egress(**settings.network.rules, folder=folder) as egress,
-        _upstreams(egress) as upstreams,
-    ):
-        looks = (_ask_server(upstreams, name, each) for name, each in servers.items())
+    async with open_discoverer(settings, settings.network.rules, folder, folder) as (discoverer, _):
+        looks = (_ask_server(discoverer, name, each) for name, each in servers.items())
         return list(await asyncio.gather(*looks))
 
 
-async def _ask_server(upstreams: Upstreams, name: str, settings: McpConnection) -> dict[str, Any]:
+async def _ask_server(discoverer: Discoverer, name: str, settings: McpConnection) -> dict[str, Any]:
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
     report["session"] = settings.session
     try:
-        answer, session = await upstreams.read(name, settings)
+        answer, session = await discoverer.read_upstream(name, settings)
         listing = answer["tools"]
     except GatewayError as error:
         return report | {"error": error.message}
