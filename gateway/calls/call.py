@@ -33,6 +33,7 @@ from gateway.calls.credentials import Prepared, PreparedConnections, Proof
 from gateway.calls.questions import HeldCalls
 from gateway.calls.record import (
     BACKGROUND_META,
+    GOING_ON,
     REFUSED_UPSTREAM,
     TOKEN_META,
     UNATTENDED,
@@ -269,7 +270,7 @@ class Invoker:
         if attempt.unattended and first.status == "pending_confirmation":
             return attempt.pending_result(first.status, "The call is already on its way.")
         with self._signals.event_for(FINISHED, first.id) as signal:  # from any process
-            while (first := await get_execution(self._db, first.id) or first).status in _GOING_ON:
+            while (first := await get_execution(self._db, first.id) or first).status in GOING_ON:
                 await wait_until_set(signal, MOMENT_SECONDS)
         answer = (first.result or {}).get("answer")
         if answer is not None:
@@ -393,7 +394,6 @@ def _was_sent(attempt: Attempt, error: BaseException) -> bool:
 # --- tokens ---------------------------------------------------------------------------------------
 
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,200}")
-_GOING_ON = ("executing", "pending_confirmation")
 
 
 def take_token(attempt: Attempt) -> None:

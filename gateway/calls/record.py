@@ -41,6 +41,7 @@ from gateway.store.tables import Execution, ExecutionStatus
 TOKEN_META = "gateway/idempotency_token"
 BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
+GOING_ON = ("pending_confirmation", "executing")  # the states of a call that has not ended
 UNATTENDED = "unattended"  # in place of an era: nobody waits, the call runs by itself once approved
 # The other side's own refusal: known, and final.
 REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")
@@ -168,7 +169,7 @@ class Attempt(Struct):
             failure = failure_in(result)
         if isinstance(error, UpstreamFailed) and not error.sent:
             self.sent_at = None  # no part of the request went out
-        finished = status not in ("executing", "pending_confirmation")
+        finished = status not in GOING_ON
         args_json = self._arguments_json()
         return Execution(
             id=self.id,
