@@ -33,15 +33,9 @@ from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Streams, UpstreamNotice, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import (
-    Offering,
-    View,
-    refused_capabilities,
-    servers_of_view,
-    trusted_sources,
-)
+from gateway.policy.view import Offering, View, servers_of_view, trusted_sources
 from gateway.store.database import Database
-from gateway.web.gateway import Gateway, askable_of
+from gateway.web.gateway import Gateway, allow_questions
 from gateway.web.identity import Identity
 
 INSTRUCTIONS = (
@@ -259,11 +253,8 @@ class Relay:
     def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
         """The terms of asking a server: its connection, the caller, the seconds for an answer."""
         prepared = self.pass_through.prepared.of(self.snapshot, server.name)
-        may, may_not = (
-            askable_of(self.caller, server),
-            refused_capabilities(self.caller.capabilities, server),
-        )
-        caller = replace(self.caller, askable=may, withheld=may_not)
+        caller = replace(self.caller)
+        allow_questions(caller, server)
         return prepared, caller, self.snapshot.permissions.timeout_seconds
 
     async def list_all(

@@ -363,7 +363,7 @@ class Gateway:
         """Where a server is all there is, its own errors reach the client as they are."""
         refusals: list[UpstreamRefused] = []
         inquiry.caller.on_refusal = refusals.append
-        allow_questions(inquiry, tool)
+        allow_questions(inquiry.caller, inquiry.snapshot.connections[tool.connection])
         result = await inquiry.call(tool, arguments)
         if refusals and servers_of_view(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
             raise refusals[0]
@@ -471,18 +471,11 @@ class Feed:
         self._watched_until = time.monotonic() + 4 * limits.PING_SECONDS
 
 
-def allow_questions(inquiry: Inquiry, tool: Tool) -> None:
-    """Lets the tool's server ask this client, as far as it may, while the call runs."""
-    server = inquiry.snapshot.connections[tool.connection]
-    inquiry.caller.askable = askable_of(inquiry.caller, server)
-    inquiry.caller.withheld = refused_capabilities(inquiry.caller.capabilities, server)
-
-
-def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
-    """What this server may ask of this client; nothing where no question can reach the client."""
-    if not caller.capabilities or (caller.era == "2025" and caller.ask is None):
-        return {}
-    return usable_capabilities(caller.capabilities, server)
+def allow_questions(caller: Caller, server: ConnectionState) -> None:
+    """Lets the server ask this client, as far as it may and a question can reach the client."""
+    is_reachable = bool(caller.capabilities) and (caller.era != "2025" or caller.ask is not None)
+    caller.askable = usable_capabilities(caller.capabilities, server) if is_reachable else {}
+    caller.withheld = refused_capabilities(caller.capabilities, server)
 
 
 def mention_rename(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:

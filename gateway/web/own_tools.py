@@ -139,7 +139,7 @@ async def _call_indirectly(
 ) -> dict[str, Any]:
     """The result of a tool that is called through another one."""
     inquiry.gateway.check_scope(inquiry.principal, tool.name, tool)
-    allow_questions(inquiry, tool)
+    allow_questions(inquiry.caller, inquiry.snapshot.connections[tool.connection])
     return await inquiry.call(tool, arguments)
 
 
