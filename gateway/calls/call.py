@@ -62,14 +62,7 @@ from gateway.model import Result, Tool
 from gateway.policy.access import permit
 from gateway.store.approvals import call_of_token, list_approved, use_approval
 from gateway.store.cluster import wait_until_set
-from gateway.store.ledger import (
-    FINISHED,
-    begin,
-    finish,
-    finish_soon,
-    get_execution,
-    record_finished,
-)
+from gateway.store.ledger import FINISHED, begin, finish, get_execution, record_finished
 from gateway.store.tables import CONFIRMATION, Approval, Execution
 
 log = structlog.get_logger("gateway.call")
@@ -309,11 +302,7 @@ class Invoker:
         return result
 
     async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:
-        try:
-            await finish(self._db, execution, sent=sent)
-        except GatewayError:
-            # The call is over, and its caller is told; the record follows when the store is back.
-            finish_soon(self._db, execution, sent=sent)
+        await finish(self._db, execution, sent=sent)
         self._tell_listeners(execution)
 
     def _tell_listeners(self, execution: Execution) -> None:

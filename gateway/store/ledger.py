@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, true, tuple_, update
 
-from gateway.errors import Broken, Fixable, NotApproved
+from gateway.errors import Broken, Fixable, GatewayError, NotApproved
 from gateway.limits import REST_SECONDS, RESULTS_BYTES, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
@@ -59,14 +58,41 @@ class Claim:
     execution: Execution | None = None
 
 
-async def begin(db: Database, execution: Execution) -> Claim:
-    """Puts a call on disk as executing, and claims its token if it has one."""
-    with end_if_unheard(db, execution):
-        return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
+async def begin(
+    db: Database,
+    execution: Execution,
+    use: Callable[[Connection], bool] = lambda tx: True,
+    lock: str = "",
+) -> Claim:
+    """Puts a call on disk as executing, and claims its token if it has one.
+
+    `use` uses up what allows the call, in the same transaction: both happen, or neither. Raises
+    where nothing allows the call any more, or it was begun or ended before.
+    """
+    token = execution.idempotency_token
+
+    def unit(tx: Connection) -> Claim:
+        claim = begin_in(tx, execution)
+        if claim is None or (claim.is_new and not use(tx)):
+            raise NotApproved(
+                "approval_expired",
+                "The approval for this call was used, has expired or was withdrawn.",
+                "Call again to ask for a new one.",
+            )
+        return claim
+
+    try:
+        return await db.write(unit, f"token {token}" if token else lock)
+    except (Broken, asyncio.CancelledError) as error:
+        # The store has gone, or the caller given up, perhaps after the commit: the call is never
+        # sent, and its row would be `executing` for as long as this process lives.
+        code = error.code if isinstance(error, Broken) else "cancelled"
+        db.write_soon(lambda tx: _end_unsent(tx, execution.id, code))
+        raise
 
 
-def begin_in(tx: Connection, execution: Execution) -> Claim:
-    """`begin` inside a unit of the caller's; raises if the execution was begun or ended before."""
+def begin_in(tx: Connection, execution: Execution) -> Claim | None:
+    """`begin` inside a unit; None: the execution was begun or ended before."""
     token = {"principal": execution.principal, "token": execution.idempotency_token}
     call = {"tool": execution.tool, "args_digest": execution.args_digest}
     claim = {**token, **call, "execution_id": execution.id}
@@ -76,33 +102,7 @@ def begin_in(tx: Connection, execution: Execution) -> Claim:
     # New, or one that waited for a decision.
     is_waiting = f"{_table.name}.status = 'pending_confirmation'"
     on_conflict = f"(id) DO UPDATE SET {set_clause(BEGINNING)} WHERE {is_waiting}"
-    if not insert_rows(tx, _table, [asdict(execution)], on_conflict):
-        raise withdrawn_error()
-    return Claim(True)
-
-
-def withdrawn_error() -> NotApproved:
-    """The error for a call that waited for an approval which can't be used any more."""
-    return NotApproved(
-        "approval_expired",
-        "The approval for this call was used, has expired or was withdrawn.",
-        "Call again to ask for a new one.",
-    )
-
-
-@contextmanager
-def end_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
-    """Ends an execution whose caller never learns that it began: its call is never sent.
-
-    The store may have gone, or the caller given up, after the beginning was committed. The row
-    would then be `executing` for as long as this process lives.
-    """
-    try:
-        yield
-    except (Broken, asyncio.CancelledError) as error:
-        code = error.code if isinstance(error, Broken) else "cancelled"
-        db.write_soon(lambda tx: _end_unsent(tx, execution.id, code))
-        raise
+    return Claim(True) if insert_rows(tx, _table, [asdict(execution)], on_conflict) else None
 
 
 async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bool:
@@ -111,12 +111,13 @@ async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bo
     `sent=False`: the call never reached the upstream, so its token may be used again.
     """
 
-    return await db.write(lambda tx: _finish(tx, execution, sent))
+    def unit(tx: Connection) -> bool:
+        return _finish(tx, execution, sent)
 
-
-def finish_soon(db: Database, execution: Execution, *, sent: bool) -> None:
-    """`finish`, as soon as the store can be reached."""
-    db.write_soon(lambda tx: _finish(tx, execution, sent))
+    try:
+        return await db.write(unit)
+    except GatewayError:  # the call is over, and its caller is told; this follows with the store
+        return db.write_soon(unit)
 
 
 def insert_in(tx: Connection, execution: Execution) -> None:
@@ -144,11 +145,6 @@ async def get_executions(db: Database, ids: Sequence[str]) -> dict[str, Executio
     """The executions of these ids, by id."""
     statement = select(_table).where(_table.c.id.in_(ids))
     return {row.id: row for row in await db.read(lambda tx: get_all(tx, statement, Execution))}
-
-
-def lock_of(execution: Execution) -> str:
-    """The lock of a unit that begins this execution: see `Database.write`."""
-    return f"token {execution.idempotency_token}" if execution.idempotency_token else ""
 
 
 async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
