@@ -34,12 +34,12 @@ from gateway.calls.questions import HeldCalls
 from gateway.calls.record import (
     BACKGROUND_META,
     GOING_ON,
-    REFUSED_UPSTREAM,
     TOKEN_META,
     UNATTENDED,
     Attempt,
     Caller,
     Door,
+    is_refusal,
     status_in,
     status_of,
     with_token,
@@ -48,15 +48,7 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
-from gateway.errors import (
-    Broken,
-    Fixable,
-    GatewayError,
-    NotApproved,
-    Overloaded,
-    UpstreamFailed,
-    UpstreamUnreadable,
-)
+from gateway.errors import Broken, Fixable, GatewayError, NotApproved, Overloaded, UpstreamFailed
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
@@ -294,8 +286,7 @@ class Invoker:
             task.uncancel()  # the task is the call's own: it goes on to record how the call ended
         error, sent = _error_for_caller(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
-        is_refusal = error.code in REFUSED_UPSTREAM and not isinstance(error, UpstreamUnreadable)
-        if sent and not is_refusal and attempt.tool.access != "read":
+        if sent and not is_refusal(error) and attempt.tool.access != "read":
             error = attempt.unknown_error(error.code) if in_doubt else _unsure_error(error)
         result = attempt.failure_result(error)
         await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)

@@ -31,6 +31,7 @@ from gateway.errors import (
     Refused,
     UpstreamFailed,
     UpstreamRefused,
+    UpstreamUnreadable,
 )
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
 from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, json_bytes, new_id
@@ -43,8 +44,6 @@ BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
 GOING_ON = ("pending_confirmation", "executing")  # the states of a call that has not ended
 UNATTENDED = "unattended"  # in place of an era: nobody waits, the call runs by itself once approved
-# The other side's own refusal: known, and final.
-REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
@@ -377,6 +376,12 @@ def with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
 def status_in(result: Result) -> ExecutionStatus:
     """The status of a call that had this result."""
     return "failed" if result.get("isError") else "completed"
+
+
+def is_refusal(error: GatewayError) -> bool:
+    """Whether it is the other side's own refusal: known, and final."""
+    is_readable = not isinstance(error, UpstreamUnreadable)
+    return is_readable and error.code in ("upstream_error", "sign_in_required")
 
 
 def status_of(error: GatewayError) -> ExecutionStatus:

@@ -27,13 +27,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer, Fetcher, Look, file_of, is_built_in, source_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, prefix_of, preview_of
 from gateway.cli.terminal import show_table
-from gateway.config.connection import (
-    NAME_PATTERN,
-    ArmConnection,
-    Connection,
-    ManifestConnection,
-    McpConnection,
-)
+from gateway.config.connection import NAME_PATTERN, Connection, ManifestConnection, McpConnection
 from gateway.config.file import parse_connection
 from gateway.config.settings import Limits, Settings
 from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest, region_problem
@@ -372,7 +366,7 @@ def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
     if state.build is not None or state.status == "disabled" or settings.is_lazy:
         return False
     is_command = isinstance(settings, McpConnection) and settings.transport == "stdio"
-    if is_command or isinstance(settings, ArmConnection):
+    if is_command or settings.kind == "arm":
         return False
     name_keys = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
     rule_names = (*permissions.tools, *permissions.auto_approve.tools)
