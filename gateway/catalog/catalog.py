@@ -51,7 +51,6 @@ from gateway.catalog.snapshot import (
     Snapshot,
     assemble,
     at_rest,
-    has_same_content,
     owner_in,
     preview_of,
     with_tools,
@@ -489,7 +488,7 @@ class Catalog:
             former=self._former_names.by_name.values(),
         )
         self._former_names.forget_taken(snapshot)
-        if not has_same_content(snapshot, self.current):
+        if replace(snapshot, revision=self.current.revision) != self.current:
             self.current = snapshot
             for listener in list(self._listeners):
                 listener()
