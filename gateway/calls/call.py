@@ -19,8 +19,8 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,12 +33,13 @@ from gateway.calls.credentials import Prepared, PreparedConnections, Proof
 from gateway.calls.questions import HeldCalls
 from gateway.calls.record import (
     BACKGROUND_META,
-    REFUSED_UPSTREAM,
+    GOING_ON,
     TOKEN_META,
     UNATTENDED,
     Attempt,
     Caller,
     Door,
+    is_refusal,
     status_in,
     status_of,
     with_token,
@@ -47,28 +48,13 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
-from gateway.errors import (
-    Broken,
-    Fixable,
-    GatewayError,
-    NotApproved,
-    Overloaded,
-    UpstreamFailed,
-    UpstreamUnreadable,
-)
+from gateway.errors import Broken, Fixable, GatewayError, NotApproved, Overloaded, UpstreamFailed
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
 from gateway.store.approvals import call_of_token, list_approved, use_approval
 from gateway.store.cluster import wait_until_set
-from gateway.store.ledger import (
-    FINISHED,
-    begin,
-    finish,
-    finish_soon,
-    get_execution,
-    record_finished,
-)
+from gateway.store.ledger import FINISHED, begin, finish, get_execution, record_finished
 from gateway.store.tables import CONFIRMATION, Approval, Execution
 
 log = structlog.get_logger("gateway.call")
@@ -153,7 +139,8 @@ class Invoker:
         self._check_arguments(attempt)
         prepared = self._prepared_of(attempt)
         if prepared.auth.by_people:
-            question = await self._unless_left(attempt, self._sign_in(attempt, prepared.auth))
+            with self._recording_departure(attempt):
+                question = await self._sign_in(attempt, prepared.auth)
             if question is not None:
                 return question
         approval = await self._obtain_approval(attempt) if must_ask else None
@@ -163,11 +150,8 @@ class Invoker:
             return await self._make_in_background(attempt, approval)
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
             return await self.running.finish(attempt.id, self._make_write(attempt, approval))
-        try:
+        with self._recording_departure(attempt):
             result = attempt.with_meta(await self._send(attempt, prepared))
-        except asyncio.CancelledError:
-            self._record_departure(attempt)
-            raise
         self.record(attempt.execution(status_in(result), result))
         return result
 
@@ -186,7 +170,8 @@ class Invoker:
         return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
-        first_answer = await self._unless_left(attempt, self._claim(attempt, approval))
+        with self._recording_departure(attempt):
+            first_answer = await self._claim(attempt, approval)
         return first_answer if first_answer is not None else await self._complete(attempt)
 
     async def _complete(self, attempt: Attempt) -> Result:
@@ -234,7 +219,7 @@ class Invoker:
             claim = await begin(self._db, execution)
         else:
             claim = await use_approval(self._db, approval, execution, time.time())
-        if claim.outcome == "new":
+        if claim.is_new:
             return None
         if approval is not None:
             await self._approvals.void(approval)  # the call was made already, under its token
@@ -270,27 +255,24 @@ class Invoker:
         if attempt.unattended and first.status == "pending_confirmation":
             return attempt.pending_result(first.status, "The call is already on its way.")
         with self._signals.event_for(FINISHED, first.id) as signal:  # from any process
-            while (first := await get_execution(self._db, first.id) or first).status in _GOING_ON:
+            while (first := await get_execution(self._db, first.id) or first).status in GOING_ON:
                 await wait_until_set(signal, MOMENT_SECONDS)
         answer = (first.result or {}).get("answer")
         if answer is not None:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
         return attempt.failure_result(_first_error(attempt, first))
 
-    async def _unless_left(self, attempt: Attempt, step: Awaitable[Result | None]) -> Result | None:
-        """What the step returns; where the caller leaves meanwhile, the call ends here."""
+    @contextmanager
+    def _recording_departure(self, attempt: Attempt) -> Iterator[None]:
+        """Records a call that was not sent, or only reads, where its caller leaves meanwhile."""
         id = attempt.id
         try:
-            return await step
+            yield
         except asyncio.CancelledError:
             if attempt.id == id:  # else it waited for the first call with its token
-                self._record_departure(attempt)
+                error = Broken("cancelled", "the caller left")
+                self.record(attempt.execution("failed", None, error))
             raise
-
-    def _record_departure(self, attempt: Attempt) -> None:
-        """Records a call that was not sent, or only reads, and whose caller left."""
-        error = Broken("cancelled", "the caller left")
-        self.record(attempt.execution("failed", None, error))
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
         result = attempt.failure_result(error)
@@ -304,19 +286,14 @@ class Invoker:
             task.uncancel()  # the task is the call's own: it goes on to record how the call ended
         error, sent = _error_for_caller(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
-        is_refusal = error.code in REFUSED_UPSTREAM and not isinstance(error, UpstreamUnreadable)
-        if sent and not is_refusal and attempt.tool.access != "read":
+        if sent and not is_refusal(error) and attempt.tool.access != "read":
             error = attempt.unknown_error(error.code) if in_doubt else _unsure_error(error)
         result = attempt.failure_result(error)
         await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)
         return result
 
     async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:
-        try:
-            await finish(self._db, execution, sent=sent)
-        except GatewayError:
-            # The call is over, and its caller is told; the record follows when the store is back.
-            finish_soon(self._db, execution, sent=sent)
+        await finish(self._db, execution, sent=sent)
         self._tell_listeners(execution)
 
     def _tell_listeners(self, execution: Execution) -> None:
@@ -397,7 +374,6 @@ def _was_sent(attempt: Attempt, error: BaseException) -> bool:
 # --- tokens ---------------------------------------------------------------------------------------
 
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,200}")
-_GOING_ON = ("executing", "pending_confirmation")
 
 
 def take_token(attempt: Attempt) -> None:

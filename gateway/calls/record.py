@@ -31,6 +31,7 @@ from gateway.errors import (
     Refused,
     UpstreamFailed,
     UpstreamRefused,
+    UpstreamUnreadable,
 )
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
 from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, json_bytes, new_id
@@ -41,9 +42,8 @@ from gateway.store.tables import Execution, ExecutionStatus
 TOKEN_META = "gateway/idempotency_token"
 BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
+GOING_ON = ("pending_confirmation", "executing")  # the states of a call that has not ended
 UNATTENDED = "unattended"  # in place of an era: nobody waits, the call runs by itself once approved
-# The other side's own refusal: known, and final.
-REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
@@ -169,7 +169,7 @@ class Attempt(Struct):
             failure = failure_in(result)
         if isinstance(error, UpstreamFailed) and not error.sent:
             self.sent_at = None  # no part of the request went out
-        finished = status not in ("executing", "pending_confirmation")
+        finished = status not in GOING_ON
         args_json = self._arguments_json()
         return Execution(
             id=self.id,
@@ -378,6 +378,12 @@ def with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
 def status_in(result: Result) -> ExecutionStatus:
     """The status of a call that had this result."""
     return "failed" if result.get("isError") else "completed"
+
+
+def is_refusal(error: GatewayError) -> bool:
+    """Whether it is the other side's own refusal: known, and final."""
+    is_readable = not isinstance(error, UpstreamUnreadable)
+    return is_readable and error.code in ("upstream_error", "sign_in_required")
 
 
 def status_of(error: GatewayError) -> ExecutionStatus:

@@ -51,7 +51,6 @@ from gateway.catalog.snapshot import (
     Snapshot,
     assemble,
     at_rest,
-    has_same_content,
     owner_in,
     preview_of,
     with_tools,
@@ -63,7 +62,6 @@ from gateway.config.settings import Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import PARALLEL_REFRESHES, REST_SECONDS, SETTLE_SECONDS
 from gateway.model import Build, BuiltDefinition, Problem, RawDefinition
-from gateway.store import catalog as store
 from gateway.store.catalog import StoredCatalog
 from gateway.store.rights import load_rights
 from gateway.store.tables import Change, ChangeDecision
@@ -154,11 +152,8 @@ class Catalog:
         expected: int | None = None,
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
+        connection, values = self._read_put(name, values, within)
         old = self._states.get(name)
-        connection = parse_connection(name, values := complete_values(values, old, within))
-        refuse_foreign(within, connection, old)
-        refuse_unsafe(self.current.settings, name, connection)
-        refuse_configured(old, connection)
         in_azure = ensure_in_azure(self._discoverer.azure, name, connection, old)
         async with self._locks[name], in_azure as settings:
             new = await self._discover(name, settings, by)
@@ -168,6 +163,17 @@ class Catalog:
         log.info("connection put", connection=name, by=by, tools=len(new.state.tools))
         exposed = {tool.name for tool in self.current.connections[name].tools}
         return report_of(new, self.current.revision, exposed)
+
+    def _read_put(
+        self, name: str, values: Mapping[str, Any], within: str | None
+    ) -> tuple[Connection, Mapping[str, Any]]:
+        """The settings of a put, with its values complete; refuses what may not be put."""
+        old = self._states.get(name)
+        connection = parse_connection(name, values := complete_values(values, old, within))
+        refuse_foreign(within, connection, old)
+        refuse_unsafe(self.current.settings, name, connection)
+        refuse_configured(old, connection)
+        return connection, values
 
     async def delete(self, name: str, *, by: str, expected: int | None = None) -> int:
         """Removes a connection that was put; gives the new revision."""
@@ -184,11 +190,8 @@ class Catalog:
         log.info("connection deleted", connection=name, by=by)
         return self.current.revision
 
-    async def decide_change(self, id: str, status: ChangeDecision, *, by: str) -> Change:
+    async def decide_change(self, change: Change, status: ChangeDecision, *, by: str) -> Change:
         """Decides on a held change; an accepted change is served from here on."""
-        change = await store.get_change(self._stored.db, id)
-        if change is None:
-            raise NotFound("invalid_arguments", "there is no such change")
         name = change.connection
         async with self._locks[name]:
             state = self._state(name)
@@ -218,11 +221,7 @@ class Catalog:
         self, name: str, values: Mapping[str, Any], within: str | None = None
     ) -> tuple[dict[str, Any], Adoption]:
         """What a put would expose and change; stores nothing, and refuses what a put would."""
-        now, old = self.current, self._states.get(name)
-        settings = parse_connection(name, complete_values(values, old, within))
-        refuse_foreign(within, settings, old)
-        refuse_unsafe(now.settings, name, settings)
-        refuse_configured(old, settings)
+        now, (settings, _) = self.current, self._read_put(name, values, within)
         new = await self._discover(name, settings, is_preview=True)
         return preview_of(name, settings.kind, new.found, owner=owner_in(now, name, settings)), new
 
@@ -489,7 +488,7 @@ class Catalog:
             former=self._former_names.by_name.values(),
         )
         self._former_names.forget_taken(snapshot)
-        if not has_same_content(snapshot, self.current):
+        if replace(snapshot, revision=self.current.revision) != self.current:
             self.current = snapshot
             for listener in list(self._listeners):
                 listener()

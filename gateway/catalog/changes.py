@@ -20,16 +20,7 @@ import orjson
 from gateway.catalog.snapshot import ConnectionState, operations_of, with_tools
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.limits import COMPARED_NODES
-from gateway.model import (
-    CONSTANTS,
-    Build,
-    BuiltDefinition,
-    HttpOperation,
-    Problem,
-    Tool,
-    new_id,
-    whole_schema,
-)
+from gateway.model import CONSTANTS, Build, BuiltDefinition, Problem, Tool, new_id, whole_schema
 from gateway.store.tables import Change, FormerName
 
 Hold = Literal["accept", "hold_risky", "hold_all"]
@@ -260,8 +251,7 @@ def _shown_fields(tool: Tool) -> tuple[Any, ...]:
 
 
 def _argument_risks(old: Tool, new: Tool) -> Iterator[str]:
-    assert old.http and new.http
-    before, after = _places(old.http), _places(new.http)
+    before, after = _places(old), _places(new)
     for argument in sorted(before.keys() & after.keys()):
         if before[argument] != after[argument]:
             yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
@@ -269,13 +259,14 @@ def _argument_risks(old: Tool, new: Tool) -> Iterator[str]:
         yield "it sends other values that callers don't see"
 
 
-def _places(operation: HttpOperation) -> dict[str, str]:
+def _places(tool: Tool) -> dict[str, str]:
+    assert tool.http
     places = {
         parameter.argument: f"{parameter.place} {parameter.name}"
-        for parameter in operation.parameters
+        for parameter in tool.http.parameters
         if parameter.argument is not None
     }
-    fields = operation.body.fields if operation.body else ()
+    fields = tool.http.body.fields if tool.http.body else ()
     return places | {each.argument: f"body {each.name}" for each in fields}
 
 

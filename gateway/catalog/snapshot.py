@@ -325,11 +325,6 @@ def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:
     return _owner(state, spaces, other_tools)
 
 
-def has_same_content(new: Snapshot, old: Snapshot) -> bool:
-    """Whether two snapshots differ in their revision only."""
-    return replace(new, revision=old.revision) == old
-
-
 def _with_portable(state: ConnectionState, settings: Settings) -> ConnectionState:
     """The connection with its tools once more, under the names that its capabilities give them."""
     prefixes = [key for key, name in settings.capabilities.items() if name == state.name]

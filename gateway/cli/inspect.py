@@ -24,17 +24,10 @@ from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, prove
 from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.discover import Discoverer, Fetcher, Look, is_inline, is_url, source_of
+from gateway.catalog.discover import Discoverer, Fetcher, Look, file_of, is_built_in, source_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, prefix_of, preview_of
 from gateway.cli.terminal import show_table
-from gateway.config.connection import (
-    NAME_PATTERN,
-    ArmConnection,
-    Connection,
-    ManifestConnection,
-    McpConnection,
-    OpenApiConnection,
-)
+from gateway.config.connection import NAME_PATTERN, Connection, ManifestConnection, McpConnection
 from gateway.config.file import parse_connection
 from gateway.config.settings import Limits, Settings
 from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest, region_problem
@@ -134,39 +127,28 @@ async def open_discoverer(
     settings: Settings, rules: Mapping[str, Any], files: Path, folder: Path
 ) -> AsyncIterator[tuple[Discoverer, Workers]]:
     """A discoverer that reads definitions and servers as the gateway does, until a command ends."""
-    async with (
-        Egress(**rules, folder=files) as egress,
-        Workers(count=1) as workers,
-        _upstreams(egress) as upstreams,
-    ):
+    async with Egress(**rules, folder=files) as egress, Workers(count=1) as workers:
         credentials = Credentials(egress)
-        readers = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
         azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
-        yield Discoverer(*readers, azure, partial(prove, credentials)), workers
-
-
-def _upstreams(egress: Egress) -> Upstreams:
-    """Sessions with MCP servers; each is opened when it is first needed."""
-    return Upstreams(egress, Credentials(egress).upstream_headers)
+        async with Upstreams(egress, credentials.upstream_headers) as upstreams:
+            readers = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
+            yield Discoverer(*readers, azure, partial(prove, credentials)), workers
 
 
 async def look_at_servers(
     settings: Settings, folder: Path, servers: Mapping[str, McpConnection]
 ) -> list[dict[str, Any]]:
     """What each server offers, and the drift of the configuration from it."""
-    async with (
-        Egress(**settings.network.rules, folder=folder) as egress,
-        _upstreams(egress) as upstreams,
-    ):
-        looks = (_ask_server(upstreams, name, each) for name, each in servers.items())
+    async with open_discoverer(settings, settings.network.rules, folder, folder) as (discoverer, _):
+        looks = (_ask_server(discoverer, name, each) for name, each in servers.items())
         return list(await asyncio.gather(*looks))
 
 
-async def _ask_server(upstreams: Upstreams, name: str, settings: McpConnection) -> dict[str, Any]:
+async def _ask_server(discoverer: Discoverer, name: str, settings: McpConnection) -> dict[str, Any]:
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
     report["session"] = settings.session
     try:
-        answer, session = await upstreams.read(name, settings)
+        answer, session = await discoverer.read_upstream(name, settings)
         listing = answer["tools"]
     except GatewayError as error:
         return report | {"error": error.message}
@@ -213,7 +195,7 @@ def _manifest_problems(settings: Settings, config: Path) -> Iterator[str]:
             continue
         where, manifest = f"{config}: connections.{name}", connection.manifest
         try:
-            is_file = "/" in manifest or manifest.endswith(".toml")
+            is_file = not is_built_in(manifest)
             raw = (config.parent / manifest).read_bytes() if is_file else load_builtin(manifest)
             if problem := region_problem(parse_manifest(raw, manifest), connection.region):
                 yield f"{where}.region: {problem}"
@@ -229,9 +211,8 @@ def _missing_files(settings: Settings, folder: Path) -> Iterator[tuple[str, str]
     """Files that the configuration names and that are missing: the gateway starts without them."""
     paths = {"auth.jwks_file": settings.auth.jwks_file}
     for name, connection in settings.connections.items():
-        if isinstance(connection, OpenApiConnection):
-            is_path = not is_inline(connection.spec) and not is_url(connection.spec)
-            paths[f"connections.{name}.spec"] = connection.spec if is_path else None
+        if connection.kind == "openapi":
+            paths[f"connections.{name}.spec"] = file_of(connection)
         elif isinstance(connection, McpConnection) and connection.command:
             paths[f"connections.{name}.cwd"] = connection.cwd
             here, command = folder / (connection.cwd or ""), connection.command
@@ -385,7 +366,7 @@ def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
     if state.build is not None or state.status == "disabled" or settings.is_lazy:
         return False
     is_command = isinstance(settings, McpConnection) and settings.transport == "stdio"
-    if is_command or isinstance(settings, ArmConnection):
+    if is_command or settings.kind == "arm":
         return False
     name_keys = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
     rule_names = (*permissions.tools, *permissions.auto_approve.tools)

@@ -150,11 +150,9 @@ class Remote:
         except orjson.JSONDecodeError:
             fail(f"{self.base} answered {status} with something that is not JSON.\n{ADVICE}")
 
-    def list_rows(
-        self, path: str, columns: str, empty: str, query: Mapping[str, str] | None = None
-    ) -> None:
+    def list_rows(self, path: str, columns: str, empty: str) -> None:
         """Prints the rows that the REST API lists at a path."""
-        found = self.rest("GET", path, query=query)
+        found = self.rest("GET", path)
         self.show(found, lambda: show_table(found[_list_key(path)], columns, empty))
 
     def find_id(self, path: str, start: str, by: str = "id", **query: str) -> str:

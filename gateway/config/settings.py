@@ -85,6 +85,12 @@ class Claims(Table):
     organization_claim: str | None = None
     admin_claim: str | None = None
 
+    @property
+    def by_field(self) -> dict[str, str]:
+        """The configured claims, by the field of a principal that each one gives."""
+        fields = ("role", "organization", "admin")
+        return {field: claim for field in fields if (claim := getattr(self, f"{field}_claim"))}
+
 
 class OAuthSettings(Claims):
     """The front door: how people sign in, and what their clients are given."""

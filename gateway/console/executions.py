@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from gateway.calls.record import GOING_ON
 from gateway.console.charts import RANGES, Chart, Row, draw, draw_bars, spark, window_now, window_of
 from gateway.console.pages import (
     Navigation,
@@ -25,7 +26,6 @@ from gateway.console.pages import (
 from gateway.limits import STORE_MANY_ROWS, TABLE_ROWS
 from gateway.store import figures
 from gateway.store.ledger import Filter
-from gateway.web.display import GOING_ON
 from gateway.web.own_tools import list_executions
 
 FACETS = ("status", "connection", "tool", "principal")

@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from cachetools import LRUCache
 from mcp.shared import inbound
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
-from mcp_types import PROTOCOL_VERSION_META_KEY, SERVER_INFO_META_KEY
+from mcp_types import PROTOCOL_VERSION_META_KEY
 from mcp_types.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
 from starlette.exceptions import HTTPException
@@ -49,7 +50,6 @@ from gateway.mcp.messages import (
     result_body,
 )
 from gateway.mcp.methods import (
-    SERVER_INFO,
     Exchange,
     RequestStopped,
     RpcRequest,
@@ -57,6 +57,7 @@ from gateway.mcp.methods import (
     client_name,
     find_method,
     rpc_error,
+    with_server_info,
 )
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import WISH_MADE, ClientStream
@@ -111,7 +112,7 @@ class McpEndpoint:
         self._core = SharedParts(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what that client calls itself.
-        self.contacts: dict[str, tuple[float, bytes]] = {}
+        self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
 
     def listen_to(self, signals: Signals) -> None:
         """Hears what clients said to other processes."""
@@ -179,8 +180,6 @@ class McpEndpoint:
             await respond(send, 401, json_bytes(body), [(b"www-authenticate", challenge)])
             return None
         agent = fields.get(b"user-agent", b"")[:NAME_CHARS]
-        if len(self.contacts) >= MAX_REMEMBERED:
-            self.contacts.clear()
         self.contacts[principal.name] = time.time(), agent
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
         if scope["method"] == "POST":
@@ -316,10 +315,7 @@ class Era2026:
         flags = {"toolsListChanged": True} if filters.get("toolsListChanged") is True else {}
         holder = f"listen-{secrets.token_hex(8)}"
         meta = {SUBSCRIPTION_ID_META_KEY: message.id}
-        result = {
-            "resultType": "complete",
-            "_meta": {**meta, SERVER_INFO_META_KEY: SERVER_INFO},
-        }
+        result = json_bytes(with_server_info({"_meta": meta}))
         try:
             flags |= await self._core.pass_through.listen(holder, principal, scope, filters)
             stream = ClientStream(
@@ -335,7 +331,7 @@ class Era2026:
                     "notifications/subscriptions/acknowledged",
                     {"notifications": flags, "_meta": meta},
                 ),
-                last=event_frame(result_body(message.id, json_bytes(result))),
+                last=event_frame(result_body(message.id, result)),
             )
             await self._core.streams.serve(stream, exchange.receive, exchange.send)
         finally:

@@ -123,11 +123,6 @@ class SealedSessions:
         alive = session.expires > self._clock() and session.principal == principal
         return session if alive else None
 
-    async def end(self, session: SealedSession) -> None:
-        """Ends a session before its time, in every process."""
-        self.forget(session.id)
-        await end_session(self._db, session.id, session.expires)
-
     def forget(self, session_id: str) -> None:
         """Forgets a session that was ended; "": any may have been, so all are looked up again."""
         for header, session in list(self._sessions.items()):
@@ -312,7 +307,7 @@ class Era2025:
     async def delete(self, exchange: Exchange) -> None:
         """Ends a session."""
         session = await self._open_session(exchange)
-        await self.sessions.end(session)
+        await end_session(self._db, session.id, session.expires)
         self.hear_session_end(session.id)
         await respond(exchange.send, 200)
 

@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
@@ -33,15 +33,9 @@ from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Streams, UpstreamNotice, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import (
-    Offering,
-    View,
-    refused_capabilities,
-    servers_of_view,
-    trusted_sources,
-)
+from gateway.policy.view import Offering, View, servers_of_view, trusted_sources
 from gateway.store.database import Database
-from gateway.web.gateway import Gateway, askable_of
+from gateway.web.gateway import Gateway, allow_questions
 from gateway.web.identity import Identity
 
 INSTRUCTIONS = (
@@ -259,11 +253,8 @@ class Relay:
     def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
         """The terms of asking a server: its connection, the caller, the seconds for an answer."""
         prepared = self.pass_through.prepared.of(self.snapshot, server.name)
-        may, may_not = (
-            askable_of(self.caller, server),
-            refused_capabilities(self.caller.capabilities, server),
-        )
-        caller = replace(self.caller, askable=may, withheld=may_not)
+        caller = replace(self.caller)
+        allow_questions(caller, server)
         return prepared, caller, self.snapshot.permissions.timeout_seconds
 
     async def list_all(
@@ -331,26 +322,22 @@ class Relay:
 PassMethod = Callable[[Relay, Params], Awaitable[Result]]
 
 
-def _list_handler(kind: str) -> PassMethod:
+async def _list_items(kind: str, request: Relay, params: Params) -> Result:
     method, key = LISTS[kind]
-
-    async def list_items(request: Relay, params: Params) -> Result:
-        if request.sole is not None:
-            return await request.ask(request.sole, method, params)
-        if params.get("cursor") is not None:
-            raise RpcError(INVALID_PARAMS, "Invalid cursor")  # the gateway never gives one
-        answers = await request.list_all(request.servers, kind)
-        errors = [answer for answer in answers if isinstance(answer, GatewayError)]
-        if len(errors) == len(answers):
-            raise errors[0]
-        items: dict[str, Item] = {}
-        for server, answer in zip(request.servers, answers, strict=True):
-            for item in answer if isinstance(answer, list) else ():
-                prefix = server.prefix if kind == "prompts" else ""
-                items.setdefault(prefix + item[key], {**item, key: prefix + item[key]})
-        return {kind: [*items.values()]}
-
-    return list_items
+    if request.sole is not None:
+        return await request.ask(request.sole, method, params)
+    if params.get("cursor") is not None:
+        raise RpcError(INVALID_PARAMS, "Invalid cursor")  # the gateway never gives one
+    answers = await request.list_all(request.servers, kind)
+    errors = [answer for answer in answers if isinstance(answer, GatewayError)]
+    if len(errors) == len(answers):
+        raise errors[0]
+    items: dict[str, Item] = {}
+    for server, answer in zip(request.servers, answers, strict=True):
+        for item in answer if isinstance(answer, list) else ():
+            prefix = server.prefix if kind == "prompts" else ""
+            items.setdefault(prefix + item[key], {**item, key: prefix + item[key]})
+    return {kind: [*items.values()]}
 
 
 async def _get_prompt(request: Relay, params: Params) -> Result:
@@ -400,10 +387,10 @@ async def _set_level(request: Relay, params: Params) -> Result:
 
 # By method: the capability that a server needs to answer it, and how it is answered.
 HANDLERS: Mapping[str, tuple[str, PassMethod]] = {
-    "prompts/list": ("prompts", _list_handler("prompts")),
+    "prompts/list": ("prompts", partial(_list_items, "prompts")),
     "prompts/get": ("prompts", _get_prompt),
-    "resources/list": ("resources", _list_handler("resources")),
-    "resources/templates/list": ("resources", _list_handler("resourceTemplates")),
+    "resources/list": ("resources", partial(_list_items, "resources")),
+    "resources/templates/list": ("resources", partial(_list_items, "resourceTemplates")),
     "resources/read": ("resources", _read_resource),
     "resources/subscribe": ("resources.subscribe", _subscribe),
     "resources/unsubscribe": ("resources.subscribe", _unsubscribe),

@@ -209,12 +209,7 @@ def principal_now(settings: Settings, before: Principal) -> Principal | None:
     if rules is None:
         return now
     # The claims of its token can't be asked for again; its configured rights can.
-    claims = {
-        "role": rules.role_claim,
-        "organization": rules.organization_claim,
-        "admin": rules.admin_claim,
-    }
-    return replace(now, **{name: getattr(before, name) for name, claim in claims.items() if claim})
+    return replace(now, **{field: getattr(before, field) for field in rules.by_field})
 
 
 _PRINCIPAL_FIELDS = {"admin", "organization", "role", "access", "connections"}

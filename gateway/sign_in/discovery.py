@@ -82,11 +82,7 @@ class Discovery:
             server = _azure_server(server, azure)
         elif build is not None and len(build.sign_in_urls) == 2:
             authorize, token = build.sign_in_urls
-            server = msgspec.structs.replace(
-                server,
-                authorize_url=server.authorize_url or authorize,
-                token_url=server.token_url or token,
-            )
+            server = _fill_in(server, authorize_url=authorize, token_url=token)
         elif isinstance(settings, McpConnection) and settings.url:
             try:
                 server = await self._mcp_server(name, settings.url, settings, server)
@@ -107,15 +103,15 @@ class Discovery:
             return msgspec.structs.replace(base, resource=canonical(url))
         resource, issuer, scopes = await self._resource(url, settings)
         document = await self._server_document(issuer)
-        server = msgspec.structs.replace(
+        server = _fill_in(
             base,
-            authorize_url=base.authorize_url or str(document["authorization_endpoint"]),
-            token_url=base.token_url or str(document["token_endpoint"]),
-            scopes=base.scopes or scopes,
-            issuer=base.issuer or str(document["issuer"]),
+            authorize_url=str(document["authorization_endpoint"]),
+            token_url=str(document["token_endpoint"]),
+            scopes=scopes,
+            issuer=str(document["issuer"]),
             names_itself=document.get("authorization_response_iss_parameter_supported") is True,
             resource=resource,
-            revoke_url=base.revoke_url or str(document.get("revocation_endpoint") or ""),
+            revoke_url=str(document.get("revocation_endpoint") or ""),
         )
         self._check(server.authorize_url, server.token_url, server.revoke_url)
         return server if server.client_id else await self._with_client_id(name, server, document)
@@ -244,15 +240,20 @@ def _azure_server(server: AuthorizationServer, azure: Azure) -> AuthorizationSer
     auth = azure.auth
     if not isinstance(auth, OAuth2Auth) or auth.token_url is None:
         return server
-    secret = auth.client_secret.get_secret_value() if auth.client_secret else ""
-    return msgspec.structs.replace(
+    return _fill_in(
         server,
-        authorize_url=server.authorize_url or re.sub(r"/token\Z", "/authorize", auth.token_url),
-        token_url=server.token_url or auth.token_url,
-        client_id=server.client_id or auth.client_id or "",
-        client_secret=server.client_secret or secret,
-        scopes=server.scopes or AZURE_SCOPES,
+        authorize_url=re.sub(r"/token\Z", "/authorize", auth.token_url),
+        token_url=auth.token_url,
+        client_id=auth.client_id or "",
+        client_secret=auth.client_secret.get_secret_value() if auth.client_secret else "",
+        scopes=AZURE_SCOPES,
     )
+
+
+def _fill_in(server: AuthorizationServer, **found: Any) -> AuthorizationServer:
+    """The server with what was found where nothing is configured."""
+    values = {key: getattr(server, key) or value for key, value in found.items()}
+    return msgspec.structs.replace(server, **values)
 
 
 def canonical(url: str) -> str:

@@ -17,11 +17,10 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
-from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, get_all, get_one, is_seen, signal, upsert, values
-from gateway.store.ledger import Claim, begin_in, end_if_unheard, insert_in, lock_of, signal_end_in
+from gateway.store.ledger import Claim, begin, insert_in, signal_end_in
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
 _approvals = tables.approvals
@@ -87,22 +86,10 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
     is_for_call = and_(*(_approvals.c[name] == getattr(approval, name) for name in names))
     is_usable = is_for_call & _is_in_time("approved", now)
 
-    def unit(tx: Connection) -> Claim:
-        begun = begin_in(tx, execution)
-        if (
-            begun.outcome == "ended"
-            or begun.outcome == "new"
-            and not _set_status(tx, is_usable, "used", now)
-        ):
-            raise NotApproved(
-                "approval_expired",
-                "The approval for this call was used, has expired or was withdrawn.",
-                "Call again to ask for a new one.",
-            )
-        return begun
+    def use(tx: Connection) -> bool:
+        return bool(_set_status(tx, is_usable, "used", now))
 
-    with end_if_unheard(db, execution):
-        return await db.write(unit, lock_of(execution) or f"approval {approval.id}")
+    return await begin(db, execution, use, f"approval {approval.id}")
 
 
 async def get_approval(db: Database, id: str) -> Approval | None:

@@ -102,11 +102,6 @@ async def events_after(db: Database, last_id: int) -> list[Signal]:
     return await db.read(lambda tx: _signals_after(tx, last_id, events))
 
 
-async def last_event_id(db: Database) -> int:
-    """The id of the newest event, for a reader that wants only later ones."""
-    return await db.read(lambda tx: tx.execute(_newest).scalar() or 0)
-
-
 async def newest_ids(db: Database) -> tuple[int, int]:
     """The id of the newest event, and the revision of what all replicas share, with one read."""
     statement = select(_newest.scalar_subquery(), _revision.scalar_subquery())

@@ -77,22 +77,20 @@ async def change_credential(db: Database, old: Credential, **changes: Any) -> bo
 
 async def delete_credentials(db: Database, **columns: str) -> list[Credential]:
     """Removes the credentials with these columns, and gives them."""
+    return await db.write(lambda tx: _delete_rows(tx, **columns))
 
-    def unit(tx: Connection) -> list[Credential]:
-        rows = get_all(tx, select(_credentials).filter_by(**columns).with_for_update(), Credential)
-        tx.execute(delete(_credentials).filter_by(**columns))
-        for row in rows:
-            _signal_change(tx, row, CREDENTIAL, SIGNED)
-        return rows
 
-    return await db.write(unit)
+def _delete_rows(tx: Connection, **columns: str) -> list[Credential]:
+    rows = get_all(tx, select(_credentials).filter_by(**columns).with_for_update(), Credential)
+    tx.execute(delete(_credentials).filter_by(**columns))
+    for row in rows:
+        _signal_change(tx, row, CREDENTIAL, SIGNED)
+    return rows
 
 
 def delete_credentials_in(tx: Connection, **columns: str) -> None:
     """Removes the credentials of a connection or an owner that is being deleted."""
-    for row in get_all(tx, select(_credentials).filter_by(**columns), Credential):
-        _signal_change(tx, row, CREDENTIAL, SIGNED)
-    tx.execute(delete(_credentials).filter_by(**columns))
+    _delete_rows(tx, **columns)
     if "connection" in columns:
         tx.execute(delete(_registrations).filter_by(**columns))
 

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, true, tuple_, update
 
-from gateway.errors import Broken, Fixable
+from gateway.errors import Broken, Fixable, GatewayError, NotApproved
 from gateway.limits import REST_SECONDS, RESULTS_BYTES, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
@@ -55,51 +53,57 @@ ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "fini
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Whether a call may be sent.
+    """Whether a call is new: on disk now, and to be sent; else the call that has its token."""
 
-    new: it may, and is on disk. finished, running: the token was used for the same call before, by
-    `execution`. conflict: it was used for another call. ended: this execution has been decided or
-    begun already.
-    """
-
-    outcome: Literal["new", "finished", "running", "conflict", "ended"]
+    is_new: bool
     execution: Execution | None = None
 
 
-async def begin(db: Database, execution: Execution) -> Claim:
-    """Puts a call on disk as executing, and claims its token if it has one."""
-    with end_if_unheard(db, execution):
-        return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
+async def begin(
+    db: Database,
+    execution: Execution,
+    use: Callable[[Connection], bool] = lambda tx: True,
+    lock: str = "",
+) -> Claim:
+    """Puts a call on disk as executing, and claims its token if it has one.
 
-
-def begin_in(tx: Connection, execution: Execution) -> Claim:
-    """`begin` inside a unit of the caller's."""
-    if execution.idempotency_token is not None:
-        claim = _claim(tx, execution)
-        if claim.outcome != "new":
-            return claim
-    # New, or one that waited for a decision.
-    is_waiting = f"{_table.name}.status = 'pending_confirmation'"
-    on_conflict = f"(id) DO UPDATE SET {set_clause(BEGINNING)} WHERE {is_waiting}"
-    if insert_rows(tx, _table, [asdict(execution)], on_conflict):
-        return Claim("new")
-    _release(tx, execution)
-    return Claim("ended", _get(tx, execution.id))
-
-
-@contextmanager
-def end_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
-    """Ends an execution whose caller never learns that it began: its call is never sent.
-
-    The store may have gone, or the caller given up, after the beginning was committed. The row
-    would then be `executing` for as long as this process lives.
+    `use` uses up what allows the call, in the same transaction: both happen, or neither. Raises
+    where nothing allows the call any more, or it was begun or ended before.
     """
+    token = execution.idempotency_token
+
+    def unit(tx: Connection) -> Claim:
+        claim = begin_in(tx, execution)
+        if claim is None or (claim.is_new and not use(tx)):
+            raise NotApproved(
+                "approval_expired",
+                "The approval for this call was used, has expired or was withdrawn.",
+                "Call again to ask for a new one.",
+            )
+        return claim
+
     try:
-        yield
+        return await db.write(unit, f"token {token}" if token else lock)
     except (Broken, asyncio.CancelledError) as error:
+        # The store has gone, or the caller given up, perhaps after the commit: the call is never
+        # sent, and its row would be `executing` for as long as this process lives.
         code = error.code if isinstance(error, Broken) else "cancelled"
         db.write_soon(lambda tx: _end_unsent(tx, execution.id, code))
         raise
+
+
+def begin_in(tx: Connection, execution: Execution) -> Claim | None:
+    """`begin` inside a unit; None: the execution was begun or ended before."""
+    token = {"principal": execution.principal, "token": execution.idempotency_token}
+    call = {"tool": execution.tool, "args_digest": execution.args_digest}
+    claim = {**token, **call, "execution_id": execution.id}
+    if execution.idempotency_token is not None and not insert_new(tx, _claims, claim):
+        first = tx.execute(select(_claims.c.execution_id).filter_by(**token)).scalar_one()
+        return Claim(False, _get(tx, first))
+    # New, or one that waited for a decision.
+    is_waiting = f"{_table.name}.status = 'pending_confirmation'"
+    on_conflict = f"(id) DO UPDATE SET {set_clause(BEGINNING)} WHERE {is_waiting}"
+    return Claim(True) if insert_rows(tx, _table, [asdict(execution)], on_conflict) else None
 
 
 async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bool:
@@ -108,12 +112,13 @@ async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bo
     `sent=False`: the call never reached the upstream, so its token may be used again.
     """
 
-    return await db.write(lambda tx: _finish(tx, execution, sent))
+    def unit(tx: Connection) -> bool:
+        return _finish(tx, execution, sent)
 
-
-def finish_soon(db: Database, execution: Execution, *, sent: bool) -> None:
-    """`finish`, as soon as the store can be reached."""
-    db.write_soon(lambda tx: _finish(tx, execution, sent))
+    try:
+        return await db.write(unit)
+    except GatewayError:  # the call is over, and its caller is told; this follows with the store
+        return db.write_soon(unit)
 
 
 def insert_in(tx: Connection, execution: Execution) -> None:
@@ -141,11 +146,6 @@ async def get_executions(db: Database, ids: Sequence[str]) -> dict[str, Executio
     """The executions of these ids, by id."""
     statement = select(_table).where(_table.c.id.in_(ids))
     return {row.id: row for row in await db.read(lambda tx: get_all(tx, statement, Execution))}
-
-
-def lock_of(execution: Execution) -> str:
-    """The lock of a unit that begins this execution: see `Database.write`."""
-    return f"token {execution.idempotency_token}" if execution.idempotency_token else ""
 
 
 async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
@@ -179,26 +179,6 @@ def _get(tx: Connection, id: str) -> Execution | None:
     return get_one(tx, select(_table).where(_table.c.id == id), Execution)
 
 
-def _claim(tx: Connection, execution: Execution) -> Claim:
-    token = {"principal": execution.principal, "token": execution.idempotency_token}
-    call = {"tool": execution.tool, "args_digest": execution.args_digest}
-    claim = {**token, **call, "execution_id": execution.id}
-    if insert_new(tx, _claims, claim):
-        return Claim("new")
-    row = tx.execute(select(_claims).filter_by(**token)).one()
-    first = _get(tx, row.execution_id)
-    if (row.tool, row.args_digest) != (execution.tool, execution.args_digest):
-        return Claim("conflict", first)
-    is_running = first is not None and first.status in ("executing", "pending_confirmation")
-    return Claim("running" if is_running else "finished", first)
-
-
-def _release(tx: Connection, execution: Execution) -> None:
-    """Frees the token of a call that was not sent."""
-    token = {"principal": execution.principal, "token": execution.idempotency_token}
-    tx.execute(delete(_claims).filter_by(**token, execution_id=execution.id))
-
-
 def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
     """Whether the row says now how the call ended; not if it had ended before."""
     is_unfinished = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
@@ -208,7 +188,7 @@ def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
         return False
     if execution.idempotency_token is not None:
         if not sent:
-            _release(tx, execution)
+            _release(tx, execution.id)
         signal(tx, FINISHED, execution.id)
     return True
 
@@ -217,7 +197,12 @@ def _end_unsent(tx: Connection, id: str, code: str) -> None:
     statement = update(_table).filter_by(id=id, status="executing")
     ending = {"status": "failed", "error_code": code}
     if tx.execute(statement.values(ending)).rowcount:
-        tx.execute(delete(_claims).filter_by(execution_id=id))
+        _release(tx, id)
+
+
+def _release(tx: Connection, execution_id: str) -> None:
+    """Frees the token of a call that was not sent."""
+    tx.execute(delete(_claims).filter_by(execution_id=execution_id))
 
 
 EQUAL = ("status", "tool", "connection", "principal", "idempotency_token")
@@ -264,13 +249,6 @@ async def list_executions(
     executions = await db.read(lambda tx: get_all(tx, statement, Execution))
     page = executions[:limit]
     return Page(page, _cursor_of(page[-1]) if len(executions) > limit else None)
-
-
-async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
-    """The executions of an idempotency token, newest first; of one principal or of all."""
-    token_filter = Filter(idempotency_token=token, principal=principal)
-    page = await list_executions(db, token_filter, limit=STORE_ROWS)
-    return page.executions
 
 
 def rule_of(filter: Filter) -> ColumnElement[bool]:

@@ -30,16 +30,7 @@ from gateway import limits
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.outbound.client import Egress, Request, Stream, was_sent
 from gateway.upstream import protocol
-from gateway.upstream.protocol import (
-    Holds,
-    Hooks,
-    Notice,
-    Peer,
-    RpcMessage,
-    answer_error,
-    mapping,
-    read_message,
-)
+from gateway.upstream.protocol import Holds, Hooks, Notice, Peer, RpcMessage
 from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
@@ -122,7 +113,7 @@ class HttpSession(Session):
             self._session_id = _header(stream, "mcp-session-id")
         if not _is_events(stream):
             body = await _read_body(stream, limits.MAX_MESSAGE_BYTES, self.name, hooks.holds)
-            return protocol.outcome(read_message(body, self.name), self.name)
+            return protocol.outcome(protocol.read_message(body, self.name), self.name)
         async with aclosing(self._messages(stream, peer, hooks.holds, Event(), 0)) as messages:
             result = await self._read_result(messages, hooks)
         await _read_to_end(stream)
@@ -135,7 +126,7 @@ class HttpSession(Session):
         async for event in read_events(stream.read, self.name, holds, last):
             last = event
             if event.data:
-                yield read_message(event.data, self.name)
+                yield protocol.read_message(event.data, self.name)
         if not last.id or peer.era == "modern" or resumes == limits.MAX_ROUNDS:
             return
         pause = limits.REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
@@ -151,14 +142,14 @@ class HttpSession(Session):
         status, body, error = stream.status, b"", None
         with suppress(UpstreamFailed):
             body = await _read_body(stream, limits.STEP_BYTES, self.name)
-            error = read_message(body, self.name).get("error")
+            error = protocol.read_message(body, self.name).get("error")
         no_session = status == 404 or (status == 400 and b"session" in body[:1000].lower())
         if self._session_id and no_session:
             return protocol.SessionGone()
         if not isinstance(error, dict):
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
             problem = f"answered with HTTP status {status}"
-            return answer_error(self.name, problem, status=status, hint=hint)
+            return protocol.answer_error(self.name, problem, status=status, hint=hint)
         refusal = protocol.RpcFailed(self.name, error)
         other_version = refusal.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
         was_met = peer is self.peer and peer.version
@@ -178,10 +169,12 @@ class HttpSession(Session):
         if status in NO_STREAM and not (status == 200 and _is_events(stream)):
             raise protocol.NotOffered
         if status != 200:
-            raise answer_error(self.name, f"answered with HTTP status {status}", status=status)
+            raise protocol.answer_error(
+                self.name, f"answered with HTTP status {status}", status=status
+            )
         on_open()
         async for event in read_events(stream.read, self.name):
-            message = read_message(event.data, self.name) if event.data else {}
+            message = protocol.read_message(event.data, self.name) if event.data else {}
             if isinstance(message.get("method"), str):
                 self._handle_stray(message)
 
@@ -218,7 +211,7 @@ class HttpSession(Session):
         if isinstance(target, str):
             head[MCP_NAME_HEADER] = encode_header_value(target)
         if method == "tools/call" and (headers := self._param_headers.get(target)):
-            head |= mcp_param_headers(headers, mapping(params.get("arguments")))
+            head |= mcp_param_headers(headers, protocol.mapping(params.get("arguments")))
         return tuple(head.items())
 
 

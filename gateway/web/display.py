@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_of
+from gateway.calls.record import GOING_ON, TOKEN_META, WARNINGS_META, failure_in, output_of
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as, secrets_of
@@ -28,7 +28,6 @@ from gateway.policy.view import View
 from gateway.store.tables import Approval, Change, ClientGrant, Execution, StandingGrant
 
 MASK = "**********"
-GOING_ON = ("pending_confirmation", "executing")
 
 _TOOL = "name connection operation method path access risk description tokens".split()
 _CALL = "id tool connection principal status access risk".split()

@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import structlog
+from cachetools import LRUCache
 from msgspec import Struct
 
 from gateway import limits
@@ -260,8 +261,8 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self._unknown_throttle = Throttle()  # calls beyond its bounds are counted only
-        self._views: dict[tuple[object, ...], View] = {}
-        self._servings: dict[tuple[int, str], Serving] = {}
+        self._views: LRUCache[tuple[object, ...], View] = LRUCache(limits.MAX_REMEMBERED)
+        self._servings: LRUCache[tuple[int, str], Serving] = LRUCache(limits.MAX_REMEMBERED)
         self.catalog.on_change(self._forget)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
@@ -286,8 +287,6 @@ class Gateway:
         key = (snapshot.revision, client)
         serving = self._servings.get(key)
         if serving is None:
-            if len(self._servings) >= limits.MAX_REMEMBERED:
-                self._forget()
             serving = self._servings[key] = find_serving(snapshot.settings.clients, client)
         return serving
 
@@ -301,8 +300,6 @@ class Gateway:
         key = (snapshot.revision, scope.kind, scope.names, form, *rights)
         cached = self._views.get(key)
         if cached is None:
-            if len(self._views) >= limits.MAX_REMEMBERED:
-                self._forget()
             cached = self._views[key] = self._shared_view(snapshot, person, scope, form)
             self._wake_sleepers(snapshot, cached)
         return cached
@@ -369,7 +366,7 @@ class Gateway:
         """Where a server is all there is, its own errors reach the client as they are."""
         refusals: list[UpstreamRefused] = []
         inquiry.caller.on_refusal = refusals.append
-        allow_questions(inquiry, tool)
+        allow_questions(inquiry.caller, inquiry.snapshot.connections[tool.connection])
         result = await inquiry.call(tool, arguments)
         if refusals and servers_of_view(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
             raise refusals[0]
@@ -477,18 +474,11 @@ class Feed:
         self._watched_until = time.monotonic() + 4 * limits.PING_SECONDS
 
 
-def allow_questions(inquiry: Inquiry, tool: Tool) -> None:
-    """Lets the tool's server ask this client, as far as it may, while the call runs."""
-    server = inquiry.snapshot.connections[tool.connection]
-    inquiry.caller.askable = askable_of(inquiry.caller, server)
-    inquiry.caller.withheld = refused_capabilities(inquiry.caller.capabilities, server)
-
-
-def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
-    """What this server may ask of this client; nothing where no question can reach the client."""
-    if not caller.capabilities or (caller.era == "2025" and caller.ask is None):
-        return {}
-    return usable_capabilities(caller.capabilities, server)
+def allow_questions(caller: Caller, server: ConnectionState) -> None:
+    """Lets the server ask this client, as far as it may and a question can reach the client."""
+    is_reachable = bool(caller.capabilities) and (caller.era != "2025" or caller.ask is not None)
+    caller.askable = usable_capabilities(caller.capabilities, server) if is_reachable else {}
+    caller.withheld = refused_capabilities(caller.capabilities, server)
 
 
 def mention_rename(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class Identity:
             # A sign-in by token ends with that token; older grants don't name their token.
             return configured if claimed.get("proof") in (None, self.proof(name)) else None
         rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
-        claims = {field: claimed[field] for field in _claims_by_field(rules)}
+        claims = {field: claimed[field] for field in rules.by_field}
         return replace(configured or Principal(name), **claims)
 
     def proof(self, name: str) -> str:
@@ -259,15 +259,9 @@ def claimed_principal(
         raise Unauthenticated(f"The token has no usable claim {settings.principal_claim}")
     values: dict[str, Any] = {
         field: claims.get(claim) is True if field == "admin" else _text(claims.get(claim))
-        for field, claim in _claims_by_field(settings).items()
+        for field, claim in settings.by_field.items()
     }
     return replace(by_name.get(name) or Principal(name), **values)
-
-
-def _claims_by_field(rules: AuthMode | OAuthSettings) -> dict[str, str]:
-    """The configured claims, by the field of a principal that each one gives."""
-    fields = ("role", "organization", "admin")
-    return {field: claim for field in fields if (claim := getattr(rules, f"{field}_claim"))}
 
 
 def _text(value: object) -> str | None:

@@ -24,7 +24,7 @@ from gateway.calls.lookups import LookUp
 from gateway.catalog.changes import Report, report_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
-from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, STEP_BYTES, SUMMARY_CHARS
+from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, STEP_BYTES, STORE_ROWS, SUMMARY_CHARS
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.naming import listed_tokens
 from gateway.plain import in_form, plain_input
@@ -139,7 +139,7 @@ async def _call_indirectly(
 ) -> dict[str, Any]:
     """The result of a tool that is called through another one."""
     inquiry.gateway.check_scope(inquiry.principal, tool.name, tool)
-    allow_questions(inquiry, tool)
+    allow_questions(inquiry.caller, inquiry.snapshot.connections[tool.connection])
     return await inquiry.call(tool, arguments)
 
 
@@ -322,11 +322,12 @@ async def get_execution(inquiry: Inquiry, id: Text) -> Json:
 @own_tool("all", "Find an execution")
 async def find_execution(inquiry: Inquiry, token: Text) -> Json:
     """The call that used an idempotency token, with the values recorded from its answer."""
-    found = await ledger.find_by_token(inquiry.gateway.db, token, _owner_of(inquiry) or None)
-    found = [each for each in found if inquiry.concerns(each)]
-    if not found:
+    owner, overseen = _owner_of(inquiry), inquiry.overseen()
+    uses = Filter(principal=owner, idempotency_token=token, overseen=overseen)
+    page = await ledger.list_executions(inquiry.gateway.db, uses, limit=STORE_ROWS)
+    if not page.executions:
         raise NotFound("invalid_arguments", "no call has used this token")
-    records = await inquiry.records(found)
+    records = await inquiry.records(page.executions)
     # The newest counts: a call that was never sent leaves its token to a later call.
     return records[0] | {"executions": records}
 

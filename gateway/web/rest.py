@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.calls.questions import DECISIONS
-from gateway.calls.record import BACKGROUND_META, TOKEN_META, Caller, refusal_of
+from gateway.calls.record import BACKGROUND_META, GOING_ON, TOKEN_META, Caller, refusal_of
 from gateway.config.file import parse_permissions
 from gateway.errors import (
     STATUS_OF_CODE,
@@ -338,7 +338,7 @@ def _result_response(result: Mapping[str, Any]) -> Response:
 
 async def delete_execution(inquiry: Inquiry, id: str) -> Response:
     [record] = await inquiry.records([await inquiry.cancel(id)])
-    return json_response(record, 202 if record["status"] in display.GOING_ON else 200)
+    return json_response(record, 202 if record["status"] in GOING_ON else 200)
 
 
 async def list_approvals(inquiry: Inquiry) -> Json:
@@ -418,7 +418,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")
     status = CHANGE_DECISIONS[decision]
-    return display.change_row(await inquiry.gateway.catalog.decide_change(change.id, status, by=by))
+    return display.change_row(await inquiry.gateway.catalog.decide_change(change, status, by=by))
 
 
 async def get_permissions(inquiry: Inquiry) -> Json:

@@ -35,7 +35,7 @@ from gateway.policy.access import configuration_problems, level, may_know, overs
 from gateway.policy.view import view
 from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.catalog import count_held
-from gateway.store.cluster import events_after, last_event_id
+from gateway.store.cluster import events_after, newest_ids
 from gateway.store.ledger import get_executions
 from gateway.store.tables import Approval, Credential
 from gateway.telemetry import Metrics
@@ -239,7 +239,7 @@ class Health:
 async def event_stream(inquiry: Inquiry, identity: Identity, request: Request) -> EventStream:
     """The stream of one reader: from the event after its last one on, else of new events."""
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
-    feed, newest = inquiry.gateway.feed, await last_event_id(inquiry.gateway.db)
+    feed, (newest, _) = inquiry.gateway.feed, await newest_ids(inquiry.gateway.db)
     has_position = last is not None and last.isascii() and last.isdigit() and len(last) < 19
     position = min(int(last or 0), newest) if has_position else newest
     await feed.announce_reader()

@@ -184,13 +184,13 @@ class TokenLedger(RuleBasedStateMachine):
         made = attempt(arguments={"book": book})
         made.replica, made.token = self.replica, token
         begun = self.run(begin(self.db, made.execution("executing")))
-        if begun.outcome == "new":
+        if begun.is_new:
             self.sent.append(token)
             self.model[token] = (book, "unknown")
         self.run(leave(self.db, self.replica))
         self.start_process()
         found = self.run(mark_unknown(self.db, now=1.0))
-        assert [each.idempotency_token for each in found] == [token] * (begun.outcome == "new")
+        assert [each.idempotency_token for each in found] == [token] * begun.is_new
 
     @rule(token=st.sampled_from("ab"), book=st.sampled_from("xy"))
     def call_at_once(self, token: str, book: str) -> None:

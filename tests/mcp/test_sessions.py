@@ -11,6 +11,7 @@ from cryptography.fernet import Fernet
 
 from gateway.limits import SESSION_SECONDS
 from gateway.mcp.era_2025 import SealedSession, SealedSessions
+from gateway.store.cluster import end_session
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from tests.clock import Clock
@@ -70,7 +71,8 @@ async def test_ended_session_is_over_in_every_process(db: Database, heard: bool)
     ended, living = new(one), new(one)
     session = await one.open(ended, "ann")
     assert session is not None and await other.open(ended, "ann") is not None
-    await one.end(session)
+    await end_session(db, session.id, session.expires)
+    one.forget(session.id)
     assert await one.open(ended, "ann") is None
     other.forget(session.id if heard else "")
     assert await other.open(ended, "ann") is None

@@ -82,7 +82,7 @@ async def test_asking_makes_approval_and_execution_together(asked: Database) -> 
 
 async def test_approved_call_is_begun_once(approved: Database) -> None:
     assert await get_approval(approved, "a1") == APPROVED
-    assert await use_approval(approved, APPROVED, execution(), 1020.0) == Claim("new")
+    assert await use_approval(approved, APPROVED, execution(), 1020.0) == Claim(True)
     assert await get_execution(approved, "e1") == execution()
     assert await get_approval(approved, "a1") == replace(APPROVED, status="used")
     with pytest.raises(Refused):
@@ -140,7 +140,7 @@ async def test_of_fifty_uses_in_two_processes_one_wins(
     ]
     outcomes = await asyncio.gather(*uses, return_exceptions=True)
 
-    winners = [n for n, outcome in enumerate(outcomes) if outcome == Claim("new")]
+    winners = [n for n, outcome in enumerate(outcomes) if outcome == Claim(True)]
     begun = [n for n in range(50) if await get_execution(approved, f"x{n}")]
     assert begun == winners and len(winners) == 1
     assert sum(isinstance(outcome, Refused) for outcome in outcomes) == 49
@@ -173,7 +173,7 @@ async def test_replayed_call_does_not_use_the_approval_up(approved: Database) ->
 
     begun = await use_approval(approved, APPROVED, execution(idempotency_token="t1"), 1020.0)
 
-    assert begun == Claim("running", first)
+    assert begun == Claim(False, first)
     assert await get_approval(approved, "a1") == APPROVED
 
 
@@ -181,7 +181,7 @@ async def test_refused_use_leaves_the_token_free(asked: Database) -> None:
     with pytest.raises(Refused):
         await use_approval(asked, approval(), execution(idempotency_token="t1"), 1020.0)
 
-    assert await begin(asked, execution(id="e2", idempotency_token="t1")) == Claim("new")
+    assert await begin(asked, execution(id="e2", idempotency_token="t1")) == Claim(True)
 
 
 async def test_undecided_and_unused_approvals_expire_with_their_executions(
