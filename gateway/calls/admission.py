@@ -54,7 +54,7 @@ class Admission:
         self._clock = clock
         self._overall = Slots(max_concurrent_calls, "The gateway")
         self._large_answers = asyncio.Semaphore(limits.LARGE_ANSWERS)
-        self._circuits: LRUCache[str, ApiHealth] = LRUCache(limits.MAX_REMEMBERED)
+        self._circuits: dict[str, ApiHealth] = {}
         self._windows = Throttle(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
@@ -89,6 +89,8 @@ class Admission:
         circuit = f"{connection} {principal}" if is_per_user else connection
         health = self._circuits.get(circuit)
         if health is None:
+            if len(self._circuits) >= limits.MAX_REMEMBERED:  # of many people: learnt again
+                self._circuits.clear()
             slots = Slots(limits.CALLS_PER_CONNECTION, "The connection")
             health = self._circuits[circuit] = ApiHealth(self._clock, slots, self._overall)
         return health

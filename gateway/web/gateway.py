@@ -19,7 +19,6 @@ from difflib import get_close_matches
 from typing import Any
 
 import structlog
-from cachetools import LRUCache
 from msgspec import Struct
 
 from gateway import limits
@@ -261,8 +260,8 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self._unknown_throttle = Throttle()  # calls beyond its bounds are counted only
-        self._views: LRUCache[tuple[object, ...], View] = LRUCache(limits.MAX_REMEMBERED)
-        self._servings: LRUCache[tuple[int, str], Serving] = LRUCache(limits.MAX_REMEMBERED)
+        self._views: dict[tuple[object, ...], View] = {}
+        self._servings: dict[tuple[int, str], Serving] = {}
         self.catalog.on_change(self._forget)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
@@ -287,6 +286,8 @@ class Gateway:
         key = (snapshot.revision, client)
         serving = self._servings.get(key)
         if serving is None:
+            if len(self._servings) >= limits.MAX_REMEMBERED:
+                self._forget()
             serving = self._servings[key] = find_serving(snapshot.settings.clients, client)
         return serving
 
@@ -300,6 +301,8 @@ class Gateway:
         key = (snapshot.revision, scope.kind, scope.names, form, *rights)
         cached = self._views.get(key)
         if cached is None:
+            if len(self._views) >= limits.MAX_REMEMBERED:
+                self._forget()
             cached = self._views[key] = self._shared_view(snapshot, person, scope, form)
             self._wake_sleepers(snapshot, cached)
         return cached
