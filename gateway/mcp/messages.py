@@ -167,7 +167,7 @@ class Reply:
         self._started = self._closed = False
         self._queue: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None
-        self._watcher: asyncio.TimerHandle | asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     def say(self, frame: bytes, droppable: bool = True) -> None:
         """Sends a frame ahead of the answer, without waiting for it to be read."""
@@ -196,15 +196,12 @@ class Reply:
         await self._send({"type": "http.response.body", "body": frame, "more_body": has_more})
 
     def attend(self, receive: Receive) -> None:
-        """Watches the connection of a request that takes a while, until its answer is sent.
+        """Watches the connection until the answer is sent.
 
         The client hears a keep-alive now and then; the functions in `on_leave` run when it leaves.
         """
-        loop, seconds = asyncio.get_running_loop(), limits.ATTEND_AFTER_SECONDS
-        self._watcher = loop.call_later(seconds, self._begin_watching, receive)
-
-    def _begin_watching(self, receive: Receive) -> None:
-        self._watcher = asyncio.create_task(self._attend(receive))
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._attend(receive))
 
     async def _attend(self, receive: Receive) -> None:
         while True:

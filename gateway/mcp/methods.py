@@ -42,7 +42,7 @@ from gateway.calls.result_forms import error_result, fit_result
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.profiles import Serving
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
-from gateway.limits import MAX_REMEMBERED, NAME_CHARS
+from gateway.limits import ATTEND_AFTER_SECONDS, MAX_REMEMBERED, NAME_CHARS
 from gateway.mcp.client_lists import Listings
 from gateway.mcp.messages import (
     Message,
@@ -365,13 +365,13 @@ class Flight:
     """One request in flight, which its client can cancel, and which ends with its connection in
     2026; `with` raises RequestStopped where the client gave up on it."""
 
-    __slots__ = ("_calls", "_receive", "_reply", "_task", "is_stopped", "key")
+    __slots__ = ("_calls", "_reply", "_task", "is_old", "is_stopped", "key", "receive")
 
     def __init__(self, request: RpcRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.is_stopped = False
-        self._receive = request.exchange.receive
+        self.is_stopped = self.is_old = False
+        self.receive = request.exchange.receive
         self._task = task
         self._calls = request.core.calls
         self.key: RequestKey = (request.caller.session or "", comparable_id(request.message.id))
@@ -386,10 +386,14 @@ class Flight:
             self.is_stopped = True
             self._task.cancel(message)
 
+    def grow_old(self) -> None:
+        """Watches the connection of a request that a second look finds in flight."""
+        if self.is_old and self._reply is not None:
+            self._reply.attend(self.receive)
+        self.is_old = True
+
     def __enter__(self) -> None:
-        self._calls.flights.add(self)
-        if self._reply is not None:
-            self._reply.attend(self._receive)
+        self._calls.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
@@ -416,6 +420,21 @@ class Calls:
     def __init__(self) -> None:
         self.flights: set[Flight] = set()
         self._questions: dict[RequestKey, asyncio.Future[Mapping[str, Any]]] = {}
+        self._is_looking = False
+
+    def begin(self, flight: Flight) -> None:
+        """Takes a request in; one look at all of them is cheaper than a timer for each."""
+        self.flights.add(flight)
+        if not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look_at_flights)
+
+    def _look_at_flights(self) -> None:
+        for flight in self.flights:
+            flight.grow_old()
+        self._is_looking = bool(self.flights)
+        if self._is_looking:
+            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look_at_flights)
 
     def cancel(self, session: str, request_id: RequestId) -> bool:
         """Cancels the requests that run here under this id; False: there is none."""
