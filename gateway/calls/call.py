@@ -139,7 +139,7 @@ class Invoker:
         self._check_arguments(attempt)
         prepared = self._prepared_of(attempt)
         if prepared.auth.by_people:
-            with self._recording_departure(attempt):
+            with self._unless_left(attempt):
                 question = await self._sign_in(attempt, prepared.auth)
             if question is not None:
                 return question
@@ -150,8 +150,11 @@ class Invoker:
             return await self._make_in_background(attempt, approval)
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
             return await self.running.finish(attempt.id, self._make_write(attempt, approval))
-        with self._recording_departure(attempt):
+        try:
             result = attempt.with_meta(await self._send(attempt, prepared))
+        except asyncio.CancelledError:
+            self._record_departure(attempt)
+            raise
         self.record(attempt.execution(status_in(result), result))
         return result
 
@@ -170,7 +173,7 @@ class Invoker:
         return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
-        with self._recording_departure(attempt):
+        with self._unless_left(attempt):
             first_answer = await self._claim(attempt, approval)
         return first_answer if first_answer is not None else await self._complete(attempt)
 
@@ -263,16 +266,20 @@ class Invoker:
         return attempt.failure_result(_first_error(attempt, first))
 
     @contextmanager
-    def _recording_departure(self, attempt: Attempt) -> Iterator[None]:
-        """Records a call that was not sent, or only reads, where its caller leaves meanwhile."""
+    def _unless_left(self, attempt: Attempt) -> Iterator[None]:
+        """Ends the call where its caller leaves meanwhile."""
         id = attempt.id
         try:
             yield
         except asyncio.CancelledError:
             if attempt.id == id:  # else it waited for the first call with its token
-                error = Broken("cancelled", "the caller left")
-                self.record(attempt.execution("failed", None, error))
+                self._record_departure(attempt)
             raise
+
+    def _record_departure(self, attempt: Attempt) -> None:
+        """Records a call that was not sent, or only reads, and whose caller left."""
+        error = Broken("cancelled", "the caller left")
+        self.record(attempt.execution("failed", None, error))
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
         result = attempt.failure_result(error)

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from cachetools import LRUCache
 from mcp.shared import inbound
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import PROTOCOL_VERSION_META_KEY
@@ -112,7 +111,7 @@ class McpEndpoint:
         self._core = SharedParts(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what that client calls itself.
-        self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
+        self.contacts: dict[str, tuple[float, bytes]] = {}
 
     def listen_to(self, signals: Signals) -> None:
         """Hears what clients said to other processes."""
@@ -180,6 +179,8 @@ class McpEndpoint:
             await respond(send, 401, json_bytes(body), [(b"www-authenticate", challenge)])
             return None
         agent = fields.get(b"user-agent", b"")[:NAME_CHARS]
+        if len(self.contacts) >= MAX_REMEMBERED:
+            self.contacts.clear()
         self.contacts[principal.name] = time.time(), agent
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
         if scope["method"] == "POST":
