@@ -40,6 +40,7 @@ WARM_UP = 200
 AT_ONCE = 50
 DEADLINE_SECONDS = 120.0
 MAX_FILES = 8192
+FRAME_END = b"\n\n"
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
@@ -193,12 +194,12 @@ async def opened(stream: Stream) -> Stream:
     head = await stream[0].readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200 "):
         raise RuntimeError(head.decode())
-    await stream[0].readuntil(b"\r\n\r\n")
+    await stream[0].readuntil(FRAME_END)
     return stream
 
 
 async def heard(stream: Stream) -> None:
-    while b"list_changed" not in await stream[0].readuntil(b"\r\n\r\n"):
+    while b"list_changed" not in await stream[0].readuntil(FRAME_END):
         pass
 
 
