@@ -11,16 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import jwt
-import orjson
 
 from gateway.config.settings import OAuthSettings, is_safe_address
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import DISCOVERY_SECONDS, FETCH_SECONDS, MAX_BODY_BYTES
 from gateway.outbound.client import Answer, Egress, Request
-from gateway.sign_in.client import basic_header, challenge_of
+from gateway.sign_in.client import (
+    JSON,
+    AuthorizationServer,
+    authorize_address,
+    code_form,
+    json_object,
+    token_request,
+)
 from gateway.web.identity import ALGORITHMS, SigningKeys
 
 ClaimValues = dict[str, Any]
@@ -39,32 +44,19 @@ class Provider:
         egress: Egress,
         callback: str,
         allow: Callable[[], Sequence[str]],
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
         self._egress = egress
         self._callback = callback
         self._allow = allow
-        self._clock = clock
         self._document: Mapping[str, Any] = {}
         self._read_at = float("-inf")
         self._keys: SigningKeys | None = None
 
     async def address(self, state: str, nonce: str, verifier: str) -> str:
         """The address where a browser goes to sign in."""
-        document = await self._discover()
-        query = {
-            "response_type": "code",
-            "client_id": self.settings.client_id or "",
-            "redirect_uri": self._callback,
-            "scope": " ".join(self.settings.scopes),
-            "state": state,
-            "nonce": nonce,
-            "code_challenge": challenge_of(verifier),
-            "code_challenge_method": "S256",
-        }
-        endpoint = document["authorization_endpoint"]
-        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
+        server = self._server(await self._discover())
+        return f"{authorize_address(server, self._callback, state, verifier)}&nonce={nonce}"
 
     async def claims(self, code: str, iss: str | None, nonce: str, verifier: str) -> ClaimValues:
         """The claims of the person who came back with a code. Raises NoSignIn."""
@@ -73,23 +65,18 @@ class Provider:
             raise NoSignIn("The answer comes from another provider than the one that was asked.")
         tokens = await self._exchange(document, code, verifier)
         claims = await self._verify_token(tokens.get("id_token"), nonce)
-        names = self._claim_names()
+        names = (self.settings.principal_claim, *self.settings.by_field.values())
         if any(name not in claims for name in names) and "userinfo_endpoint" in document:
             claims = {**await self._read_userinfo(document, tokens, claims), **claims}
         return claims
 
-    def _claim_names(self) -> list[str]:
-        s = self.settings
-        names = (s.principal_claim, s.role_claim, s.organization_claim, s.admin_claim)
-        return [name for name in names if name]
-
     async def _discover(self) -> Mapping[str, Any]:
         """The provider's own document, read again now and then; an old one is better than none."""
-        if self._clock() - self._read_at < DISCOVERY_SECONDS:
+        if time.time() - self._read_at < DISCOVERY_SECONDS:
             return self._document
         issuer = (self.settings.issuer or "").rstrip("/")
         try:
-            document = await self._ask("GET", f"{issuer}/.well-known/openid-configuration")
+            document = await self._get(f"{issuer}/.well-known/openid-configuration")
             if str(document.get("issuer", "")).rstrip("/") != issuer:
                 raise NoSignIn("The provider's document names another issuer.")
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
@@ -98,29 +85,26 @@ class Provider:
             if not self._document:
                 raise
             return self._document
-        self._document, self._read_at = document, self._clock()
-        self._keys = SigningKeys(None, document["jwks_uri"], self._fetch_keys, self._clock)
+        self._document, self._read_at = document, time.time()
+        self._keys = SigningKeys(None, document["jwks_uri"], self._fetch_keys, time.time)
         return document
 
-    async def _exchange(self, document: Mapping[str, Any], code: str, verifier: str) -> ClaimValues:
-        form = {
-            "grant_type": "authorization_code",
-            "code": code,
-            "redirect_uri": self._callback,
-            "code_verifier": verifier,
-        }
-        id = self.settings.client_id or ""
+    def _server(self, document: Mapping[str, Any]) -> AuthorizationServer:
+        """The provider, with our client id and secret there."""
         secret = self.settings.client_secret
-        headers: dict[str, str] = {}
+        return AuthorizationServer(
+            document["authorization_endpoint"],
+            document["token_endpoint"],
+            self.settings.client_id or "",
+            secret.get_secret_value() if secret else "",
+            self.settings.scopes,
+        )
+
+    async def _exchange(self, document: Mapping[str, Any], code: str, verifier: str) -> ClaimValues:
+        server, form = self._server(document), code_form(code, verifier, self._callback)
         methods = document.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
-        if secret is None:
-            form["client_id"] = id
-        elif "client_secret_basic" in methods:
-            pair = basic_header(quote(id, ""), quote(secret.get_secret_value(), ""))
-            headers |= dict([pair])
-        else:
-            form |= {"client_id": id, "client_secret": secret.get_secret_value()}
-        return await self._ask("POST", document["token_endpoint"], form, headers)
+        in_header = bool(server.client_secret) and "client_secret_basic" in methods
+        return await self._ask(token_request(server, form, in_header=in_header))
 
     async def _verify_token(self, token: object, nonce: str) -> ClaimValues:
         settings, keys = self.settings, self._keys
@@ -149,35 +133,22 @@ class Provider:
     async def _read_userinfo(
         self, document: Mapping[str, Any], tokens: ClaimValues, claims: ClaimValues
     ) -> ClaimValues:
-        endpoint = str(document["userinfo_endpoint"])
-        self._check_address(endpoint)
-        headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}"}
-        userinfo = await self._ask("GET", endpoint, None, headers)
+        login = ("Authorization", f"Bearer {tokens.get('access_token', '')}")
+        userinfo = await self._get(str(document["userinfo_endpoint"]), login)
         if userinfo.get("sub") != claims["sub"]:
             raise NoSignIn("The provider told of another person than it signed in.")
         return userinfo
 
-    async def _ask(
-        self,
-        method: str,
-        address: str,
-        form: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> ClaimValues:
+    async def _get(self, address: str, *headers: tuple[str, str]) -> ClaimValues:
+        return await self._ask(Request("GET", address, (("Accept", JSON), *headers)))
+
+    async def _ask(self, request: Request) -> ClaimValues:
         """A JSON object of the provider. Raises NoSignIn."""
-        self._check_address(address)
-        all_headers = {"Accept": "application/json", **(headers or {})}
-        body = urlencode(form).encode() if form is not None else None
-        if body is not None:
-            all_headers["Content-Type"] = "application/x-www-form-urlencoded"
-        request = Request(method, address, tuple(all_headers.items()), body)
+        self._check_address(request.url)
         answer = await self._send(request)
-        try:
-            value = orjson.loads(answer.body)
-        except ValueError:
-            value = None
-        if answer.status != 200 or answer.truncated or not isinstance(value, dict):
-            code = value.get("error") if isinstance(value, dict) else None
+        value = json_object(answer)
+        if answer.status != 200 or not value:
+            code = value.get("error")
             reason = f"{answer.status} {code}" if isinstance(code, str) else str(answer.status)
             raise NoSignIn(f"The provider answered {reason[:100]}.")
         return value

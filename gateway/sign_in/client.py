@@ -141,8 +141,13 @@ async def exchange_code(
     egress: Egress, server: AuthorizationServer, code: str, verifier: str, callback: str
 ) -> tuple[Tokens, AuthorizationServer]:
     """The tokens for a code; and the server, with how it wants our secret."""
+    return await ask_tokens(egress, server, code_form(code, verifier, callback))
+
+
+def code_form(code: str, verifier: str, callback: str) -> dict[str, str]:
+    """The form that exchanges a code."""
     form = {"grant_type": "authorization_code", "code": code, "redirect_uri": callback}
-    return await ask_tokens(egress, server, {**form, "code_verifier": verifier})
+    return {**form, "code_verifier": verifier}
 
 
 async def refresh(egress: Egress, server: AuthorizationServer, tokens: Tokens) -> Tokens:
@@ -187,6 +192,12 @@ async def revoke(egress: Egress, server: AuthorizationServer, tokens: Tokens) ->
 async def _post(
     egress: Egress, server: AuthorizationServer, form: Form, *, in_header: bool
 ) -> Answer:
+    request = token_request(server, form, in_header=in_header)
+    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=STEP_BYTES)
+
+
+def token_request(server: AuthorizationServer, form: Form, *, in_header: bool) -> Request:
+    """The post of a form to a token endpoint, with our client id and secret."""
     headers: Pairs = (("Accept", JSON), ("Content-Type", "application/x-www-form-urlencoded"))
     if in_header:
         pair = quote(server.client_id, ""), quote(server.client_secret, "")
@@ -194,12 +205,11 @@ async def _post(
     else:
         form = {**form, "client_id": server.client_id}
         form |= {"client_secret": server.client_secret} if server.client_secret else {}
-    request = Request("POST", server.token_url, headers, urlencode(form).encode())
-    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=STEP_BYTES)
+    return Request("POST", server.token_url, headers, urlencode(form).encode())
 
 
 def _tokens(answer: Answer) -> Tokens:
-    value = _json_object(answer)
+    value = _read_object(answer)
     token = value.get("access_token")
     kind = str(value.get("token_type") or "bearer").lower()
     if not isinstance(token, str) or not _TOKEN.fullmatch(token) or kind in ("mac", "dpop", "n_a"):
@@ -225,21 +235,27 @@ def _end_and_renewal(seconds: Any) -> tuple[float | None, float | None]:
     return time.time() + life, time.time() + 0.8 * life
 
 
-def _json_object(answer: Answer, server_name: str = "The token endpoint") -> dict[str, Any]:
+def _read_object(answer: Answer, server_name: str = "The token endpoint") -> dict[str, Any]:
     """The JSON object of an answer. Raises TokenRefused, or UpstreamFailed where there is none."""
-    try:
-        value = orjson.loads(answer.body) if not answer.truncated else None
-    except orjson.JSONDecodeError:
-        value = None
-    error = value.get("error") if isinstance(value, dict) else None
+    value = json_object(answer)
+    error = value.get("error")
     code = error if isinstance(error, str) and _ERROR.fullmatch(error) else ""
     if code in ("temporarily_unavailable", "server_error", "slow_down"):
         raise _no_tokens(server_name, answer.status)
     if answer.status in (400, 401, 403, 404) or (code and answer.status == 200):
         raise TokenRefused(code, answer.status)
-    if answer.status != 200 or not isinstance(value, dict):
+    if answer.status != 200 or not value:
         raise _no_tokens(server_name, answer.status)
     return value
+
+
+def json_object(answer: Answer) -> dict[str, Any]:
+    """The JSON object of an answer; an empty one where it holds no other."""
+    try:
+        value = orjson.loads(answer.body) if not answer.truncated else None
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _no_tokens(server_name: str, status: int) -> UpstreamFailed:
@@ -301,7 +317,7 @@ async def read_nango(
     request = Request("GET", url, (("Accept", JSON), ("Authorization", f"Bearer {key}")))
     answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
     try:
-        credentials = _json_object(answer, "Nango").get("credentials")
+        credentials = _read_object(answer, "Nango").get("credentials")
     except TokenRefused as error:
         words = f"Nango refused to give a token ({error.status})."
         hint = "An operator must check secret_key, connection_id and provider_config_key."

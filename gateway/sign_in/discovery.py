@@ -25,7 +25,7 @@ from gateway.errors import Fixable, GatewayError
 from gateway.limits import FETCH_SECONDS, STEP_BYTES
 from gateway.model import NO_TLS_FILES, Build
 from gateway.outbound.client import Answer, Egress, Pairs, Request
-from gateway.sign_in.client import JSON, AuthorizationServer
+from gateway.sign_in.client import JSON, AuthorizationServer, json_object
 from gateway.store.credentials import get_registration, save_registration
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
@@ -125,17 +125,16 @@ class Discovery:
         places = [challenge.get("resource_metadata"), f"{well_known}{parts.path.rstrip('/')}"]
         for place in dict.fromkeys([*filter(None, places), well_known]):
             document = await self._document(place)
-            servers = document.get("authorization_servers") if document else None
-            resource = str(document.get("resource", "")) if document else ""
+            servers, resource = document.get("authorization_servers"), document.get("resource", "")
             if not isinstance(servers, list) or not servers:
                 continue
-            if not _covers(resource, url):
+            if not _covers(str(resource), url):
                 words = "The server's document is for another resource."
                 raise Fixable("connection_invalid", words, "Check the connection's url.")
-            listing = document.get("scopes_supported") if document else None
+            listing = document.get("scopes_supported")
             all_scopes = listing if isinstance(listing, list) else []
             scopes = challenge.get("scope", "").split() or [s for s in all_scopes if _is_text(s)]
-            return resource, str(servers[0]), tuple(scopes)
+            return str(resource), str(servers[0]), tuple(scopes)
         return canonical(url), origin, tuple(challenge.get("scope", "").split())
 
     async def _challenge(self, url: str, settings: Connection) -> dict[str, str]:
@@ -151,7 +150,7 @@ class Discovery:
         """The own document of an authorization server, from any of its usual addresses."""
         for place in _document_urls(issuer):
             document = await self._document(place)
-            if document is None:
+            if not document:
                 continue
             if str(document.get("issuer", "")).rstrip("/") != issuer.rstrip("/"):
                 raise Fixable("connection_invalid", "The document names another issuer.")
@@ -202,22 +201,23 @@ class Discovery:
         metadata["token_endpoint_auth_method"] = method
         headers: Pairs = (("Accept", JSON), ("Content-Type", JSON))
         answer = await self._send(Request("POST", endpoint, headers, orjson.dumps(metadata)))
-        value = _json(answer) if answer.status in (200, 201) else None
-        id, secret = (value or {}).get("client_id"), (value or {}).get("client_secret")
+        value = json_object(answer) if answer.status in (200, 201) else {}
+        id, secret = value.get("client_id"), value.get("client_secret")
         if not isinstance(id, str) or not id:
             words = f"The authorization server did not register the gateway ({answer.status})."
             raise Fixable("connection_invalid", words, "Set auth.client_id to one of its clients.")
-        answer_method = str((value or {}).get("token_endpoint_auth_method") or method)
+        answer_method = str(value.get("token_endpoint_auth_method") or method)
         return id, secret if isinstance(secret, str) else "", answer_method == "client_secret_basic"
 
-    async def _document(self, url: str) -> ServerMetadata | None:
+    async def _document(self, url: str) -> ServerMetadata:
+        """The document at an address; an empty one where none can be read."""
         if not is_safe_address(url, self.allow()):
-            return None
+            return {}
         try:
             answer = await self._send(Request("GET", url, (("Accept", JSON),)))
         except GatewayError:
-            return None
-        return _json(answer) if answer.status == 200 else None
+            return {}
+        return json_object(answer) if answer.status == 200 else {}
 
     async def _send(self, request: Request, settings: Connection | None = None) -> Answer:
         tls = settings.tls if settings is not None else NO_TLS_FILES
@@ -276,14 +276,6 @@ def _document_urls(issuer: str) -> Iterator[str]:
     yield f"{origin}/.well-known/openid-configuration{path}"
     if path:
         yield f"{origin}{path}/.well-known/openid-configuration"
-
-
-def _json(answer: Answer) -> ServerMetadata | None:
-    try:
-        value = orjson.loads(answer.body) if not answer.truncated else None
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _is_text(value: object) -> bool:
