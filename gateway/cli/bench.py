@@ -17,12 +17,10 @@ import aiohttp
 import orjson
 import typer
 
-from gateway.cli.remote import META, VERSION, JsonOption, Remote, TokenOption, remote
+from gateway.cli.remote import JsonOption, Remote, TokenOption, mcp_request, remote
 from gateway.cli.terminal import fail
-from gateway.limits import (
-    FETCH_SECONDS,
-    MOMENT_SECONDS,
-)
+from gateway.cli.tools import fetch_tools, parse_arguments
+from gateway.limits import FETCH_SECONDS, MOMENT_SECONDS
 
 
 def bench(
@@ -41,52 +39,30 @@ def bench(
     gateway = remote(url, token, as_json)
     if tool is not None:
         _require_reading(gateway, tool)
-    figures = Bench(gateway, tool, _parse_object(arguments)).run(seconds, connections)
+    figures = Bench(gateway, tool, parse_arguments([arguments])).run(seconds, connections)
     gateway.show(figures, lambda: _print_figures(figures))
     raise typer.Exit(0 if figures["requests"] else 1)
 
 
-def _parse_object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else fail("--arguments: that is not a JSON object", 2)
-
-
 def _require_reading(gateway: Remote, name: str) -> None:
     """Refuses a tool that might change something: it would be called thousands of times."""
-    cursor: str | None = None
-    while True:
-        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
-        page = answer.get("result") or fail(str(answer.get("error", "the list was refused")))
-        for tool in page["tools"]:
-            if tool["name"] == name and tool.get("annotations", {}).get("readOnlyHint"):
-                return
-            if tool["name"] == name:
-                fail(f"{name} does not say that it only reads: choose one that does", 2)
-        cursor = page.get("nextCursor")
-        if cursor is None:
-            fail(f"there is no tool {name!r} here; `gateway tools` lists yours", 2)
+    hints = {tool["name"]: tool.get("annotations", {}) for tool in fetch_tools(gateway)}
+    if name not in hints:
+        fail(f"there is no tool {name!r} here; `gateway tools` lists yours", 2)
+    if not hints[name].get("readOnlyHint"):
+        fail(f"{name} does not say that it only reads: choose one that does", 2)
 
 
 class Bench:
     """One request sent over and over, with the times and failures of its answers."""
 
     def __init__(self, gateway: Remote, tool: str | None, arguments: dict[str, Any]) -> None:
-        method = "tools/list" if tool is None else "tools/call"
-        params = {"_meta": META} | ({"name": tool, "arguments": arguments} if tool else {})
-        self._url, self._tool, self._method = f"{gateway.base}/mcp", tool, method
-        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        self._url, self._tool = f"{gateway.base}/mcp", tool
+        self._method = "tools/list" if tool is None else "tools/call"
+        params = {"name": tool, "arguments": arguments} if tool else {}
+        message, headers = mcp_request(self._method, params)
         self._body = orjson.dumps(message)
-        self._headers = {
-            **gateway.headers,
-            "Accept": "application/json, text/event-stream",
-            "Content-Type": "application/json",
-            "MCP-Protocol-Version": VERSION,
-            "Mcp-Method": method,
-            **({"Mcp-Name": tool} if tool else {}),
-        }
+        self._headers = {**gateway.headers, **headers, "Content-Type": "application/json"}
         self._seconds = array("d")  # of each good answer
         self._failed: Counter[str] = Counter()
 

@@ -48,6 +48,7 @@ VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
 CLIENT = "gateway-cli"
+ACCEPT = "application/json, text/event-stream"
 META = {
     VERSION_KEY: VERSION,
     CLIENT_KEY: {"name": CLIENT, "version": __version__},
@@ -123,7 +124,6 @@ class Remote:
         self,
         method: str,
         params: dict[str, Any],
-        name: str | None = None,
         on_progress: OnProgress | None = None,
         client: str = CLIENT,
     ) -> Any:
@@ -133,13 +133,7 @@ class Remote:
         """
         meta: dict[str, Any] = META | {CLIENT_KEY: {"name": client, "version": __version__}}
         meta |= {"progressToken": 1} if on_progress else {}
-        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
-        headers = {
-            "Accept": "application/json, text/event-stream",
-            "MCP-Protocol-Version": VERSION,
-            "Mcp-Method": method,
-            **({"Mcp-Name": name} if name else {}),
-        }
+        message, headers = mcp_request(method, params, meta)
         status, raw = self.exchange("POST", "/mcp", headers, message, on_progress=on_progress)
         answer = self._read(status, raw)
         return answer if "result" in answer else {"error": answer["error"]}
@@ -226,6 +220,14 @@ class Remote:
         """What to do where the gateway does not know who this is."""
         token_words = "another token than this" if self.token else "a token"
         return f"The gateway at {self.base} wants {token_words}: give --token or GATEWAY_TOKEN."
+
+
+def mcp_request(
+    method: str, params: dict[str, Any], meta: dict[str, Any] = META
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """One MCP request of the 2026 era, and the headers that go with it."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    return message, {"Accept": ACCEPT, **_routing_headers(message)}
 
 
 def _report_progress(data: bytes, on_progress: OnProgress | None) -> None:
@@ -340,7 +342,7 @@ def stdio(url: UrlOption = None, token: TokenOption = None) -> None:
 
 async def carry_messages(gateway: Remote, out: BinaryIO) -> None:
     """Carries messages between standard streams and the gateway until standard input ends."""
-    headers = {**gateway.headers, "Accept": "application/json, text/event-stream"}
+    headers = {**gateway.headers, "Accept": ACCEPT}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     http = aiohttp.ClientSession(headers=headers, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES)
     async with http:

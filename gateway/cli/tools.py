@@ -34,7 +34,7 @@ def list_tools(
 
     Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
     """
-    found = _fetch_tools(gateway, client)
+    found = fetch_tools(gateway, client)
     words = " ".join(search or ())
     if words == "list" and all(tool["name"] != words for tool in found):
         words = ""  # elsewhere this word is the command that lists all
@@ -78,7 +78,7 @@ def call_tool(
     params = {"name": name, "arguments": values}
     with _show_waiting(gateway) as on_progress:
         # A client name of its own, which never lists: a person who types a name has no old list.
-        answer = gateway.mcp("tools/call", params, name, on_progress, f"{CLIENT}-call")
+        answer = gateway.mcp("tools/call", params, on_progress, f"{CLIENT}-call")
     if error := answer.get("error"):
         fail(error.get("message", "the call was refused") + _suggestion(gateway, name, error))
     result = answer["result"]
@@ -122,7 +122,8 @@ def _show_waiting(gateway: Remote) -> Iterator[OnProgress]:
         status.stop()
 
 
-def _fetch_tools(gateway: Remote, client: str = CLIENT) -> list[dict[str, Any]]:
+def fetch_tools(gateway: Remote, client: str = CLIENT) -> list[dict[str, Any]]:
+    """All of the caller's tools, as a client of this name is sent them."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
@@ -146,7 +147,7 @@ def _search_tools(gateway: Remote, words: str, tools: dict[str, Any]) -> list[di
 def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
     if error.get("code") != -32602:  # JSON-RPC's code for a name that is no tool
         return ""
-    names = [tool["name"] for tool in _fetch_tools(gateway)]
+    names = [tool["name"] for tool in fetch_tools(gateway)]
     if name in names:
         return ""
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
