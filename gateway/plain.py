@@ -409,16 +409,17 @@ def _own_keywords(part: Part, kind: str) -> dict[str, Any]:
         if key in part and not (kind and key in wrong):
             chosen[key] = part[key]
     if "enum" in chosen:
-        chosen["enum"] = [value for value in chosen["enum"] if _fits(value, kind)]
+        chosen["enum"] = [value for value in chosen["enum"] if fits(value, kind)]
         if not chosen["enum"]:
             del chosen["enum"]
-    if "default" in chosen and not _fits(chosen["default"], kind):
+    if "default" in chosen and not fits(chosen["default"], kind):
         del chosen["default"]
     return chosen
 
 
-def _fits(value: Any, kind: str) -> bool:
+def fits(value: Any, kind: str) -> bool:
+    """Whether a value is of a kind; every value is of kind ""."""
     if kind in ("number", "integer"):
         is_whole = isinstance(value, float) and value.is_integer()
         return type(value) is int or is_whole or (kind == "number" and type(value) is float)
-    return not kind or _PYTHON_KINDS[type(value)] == kind
+    return not kind or _PYTHON_KINDS.get(type(value)) == kind

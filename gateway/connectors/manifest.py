@@ -17,7 +17,6 @@ from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-import jsonschema_rs
 import orjson
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -39,6 +38,7 @@ from gateway.model import (
     Tool,
 )
 from gateway.naming import did_you_mean, override_for, unmatched_patterns
+from gateway.plain import fits
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 SchemaObject = dict[str, Any]
@@ -94,12 +94,8 @@ class Value(Table):
 
 
 def _is_of_type(item: Any, kind: str) -> bool:
-    if isinstance(item, int | float) and not abs(item) < 2**53:  # NaN compares false
-        return False
-    try:
-        return jsonschema_rs.is_valid({"type": kind}, item)
-    except ValueError:  # JSON has no dates
-        return False
+    is_exact = not isinstance(item, int | float) or abs(item) < 2**53  # NaN compares false
+    return is_exact and fits(item, kind)
 
 
 class Param(Value):

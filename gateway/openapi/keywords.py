@@ -20,9 +20,9 @@ import orjson
 
 from gateway.limits import INPUT_BYTES, MAX_WIDTH, PATTERN_BYTES
 from gateway.openapi.document import Document, Unusable, mapping, sequence, text_of
+from gateway.plain import fits
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 
 
 def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def mend_value(value: Any, types: Sequence[str]) -> Any:
 
 
 def _is_of_any(value: Any, types: Sequence[str]) -> bool:
-    return not types or any(_is_of_type(value, kind) for kind in types)
+    return not types or any(fits(value, kind) for kind in types)
 
 
 def types_of(schema: Mapping[str, Any]) -> list[str]:
@@ -74,14 +74,6 @@ def types_of(schema: Mapping[str, Any]) -> list[str]:
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     return [kind for kind in kinds if isinstance(kind, str)]
-
-
-def _is_of_type(value: Any, kind: str) -> bool:
-    if kind in ("integer", "number"):
-        return type(value) is int or (
-            type(value) is float and (kind == "number" or value.is_integer())
-        )
-    return type(value) is _PYTHON_TYPES.get(kind)
 
 
 def allow_null(result: dict[str, Any]) -> None:
