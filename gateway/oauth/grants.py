@@ -9,8 +9,6 @@ store. A revoked token is refused by every process as soon as the signal reaches
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import hmac
 import secrets
 import time
@@ -21,7 +19,8 @@ from typing import Any
 from cryptography.fernet import InvalidToken
 
 from gateway.limits import CODE_SECONDS, REFRESH_GRACE_SECONDS
-from gateway.model import json_bytes, json_value, new_id
+from gateway.model import digest, new_id
+from gateway.sign_in.client import challenge_of
 from gateway.store.database import Database
 from gateway.store.oauth import (
     Rotation,
@@ -120,7 +119,7 @@ class Grants:
         request = AuthorizationRequest(**body["request"])
         if redirect_uri and redirect_uri != request.redirect_uri:  # OAuth 2.1 asks for it no more
             raise OAuthError("invalid_grant", "redirect_uri is another than the code was sent to")
-        if not _is_verifier_of(request.challenge, verifier):
+        if not hmac.compare_digest(challenge_of(verifier).encode(), request.challenge.encode()):
             raise OAuthError("invalid_grant", "code_verifier does not fit code_challenge")
         if resource not in (None, request.resource):
             raise OAuthError("invalid_target", "the code is for another resource")
@@ -150,7 +149,7 @@ class Grants:
             dict(claimed),
             request.resource,
             request.scope,
-            _sha256(refresh),
+            digest(refresh.encode()),
             created_at=now,
             last_used_at=now,
             expires_at=now + (life.refresh_seconds if renewable else life.access_seconds),
@@ -176,8 +175,8 @@ class Grants:
         answer = self._answer(grant, successor)
         use = Rotation(
             grant.id,
-            _sha256(body["secret"]),
-            _sha256(successor),
+            digest(body["secret"].encode()),
+            digest(successor.encode()),
             self._seal.encrypt_json(answer),
             now,
             now + self._lifetimes().refresh_seconds,
@@ -229,8 +228,8 @@ class Grants:
             await revoke_client_grants(self._db, now, id=body["grant"], client_id=client_id)
 
     def _seal_token(self, kind: str, expires: float, **values: Any) -> str:
-        text = json_bytes({"kind": kind, "expires": expires, **values})
-        return self._seal.encrypt(text).decode().rstrip("=")
+        value = {"kind": kind, "expires": expires, **values}
+        return self._seal.encrypt_json(value).decode().rstrip("=")
 
     def _open_token(self, kind: str, token: str) -> dict[str, Any] | None:
         body = self._open_sealed(kind, token)
@@ -240,17 +239,7 @@ class Grants:
         """The content of what we sealed for this, even if its time is over."""
         padded = token + "=" * (-len(token) % 4)
         try:
-            body: dict[str, Any] = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
+            body: Any = self._seal.decrypt_json(padded.encode("ascii", "replace"))
         except (InvalidToken, ValueError):
             return None
         return body if body.get("kind") == kind else None
-
-
-def _is_verifier_of(challenge: str, verifier: str) -> bool:
-    digest = hashlib.sha256(verifier.encode("utf-8", "replace")).digest()
-    own_challenge = base64.urlsafe_b64encode(digest).rstrip(b"=")
-    return hmac.compare_digest(own_challenge, challenge.encode("utf-8", "replace"))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
