@@ -13,9 +13,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomlkit
 import typer
@@ -24,17 +23,7 @@ from gateway.cli.remote import TokenOption, UrlOption, remote
 from gateway.cli.terminal import fail
 
 ClientEntry = dict[str, Any]
-
-
-class ClientName(StrEnum):
-    """The clients whose configuration is known."""
-
-    CLAUDE_CODE = "claude-code"
-    CLAUDE_DESKTOP = "claude-desktop"
-    CURSOR = "cursor"
-    VSCODE = "vscode"
-    CODEX = "codex"
-    GEMINI = "gemini"
+ClientName = Literal["claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +54,38 @@ def _codex(url: str, token: str | None) -> ClientEntry:
 _APPLICATION_DATA = {"darwin": "Library/Application Support", "win32": "AppData/Roaming"}.get(
     sys.platform, ".config"
 )
-CLIENTS = {
-    ClientName.CLAUDE_CODE: ClientFile(
+CLIENTS: dict[ClientName, ClientFile] = {
+    "claude-code": ClientFile(
         ".claude.json",
         "mcpServers",
         lambda url, token: {"type": "http", "url": url, **_headers(token)},
         ".mcp.json",
         "Look with /mcp",
     ),
-    ClientName.CLAUDE_DESKTOP: ClientFile(
+    "claude-desktop": ClientFile(
         f"{_APPLICATION_DATA}/Claude/claude_desktop_config.json", "mcpServers", _bridge
     ),
-    ClientName.CURSOR: ClientFile(
+    "cursor": ClientFile(
         ".cursor/mcp.json",
         "mcpServers",
         lambda url, token: {"url": url, **_headers(token)},
         ".cursor/mcp.json",
     ),
-    ClientName.VSCODE: ClientFile(
+    "vscode": ClientFile(
         f"{_APPLICATION_DATA}/Code/User/mcp.json",
         "servers",
         lambda url, token: {"type": "http", "url": url, **_headers(token)},
         ".vscode/mcp.json",
         "Start it with “MCP: List Servers”",
     ),
-    ClientName.CODEX: ClientFile(
+    "codex": ClientFile(
         ".codex/config.toml",
         "mcp_servers",
         _codex,
         ".codex/config.toml",
         "Set GATEWAY_TOKEN for it if the gateway wants a token, and restart it",
     ),
-    ClientName.GEMINI: ClientFile(
+    "gemini": ClientFile(
         ".gemini/settings.json",
         "mcpServers",
         lambda url, token: {"httpUrl": url, **_headers(token)},
