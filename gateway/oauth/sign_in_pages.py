@@ -20,7 +20,6 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import structlog
-from cryptography.fernet import InvalidToken
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
@@ -180,6 +179,7 @@ class SignInPages:
             again=proposal.query,
         )
         target = urlsplit(request.redirect_uri)
+        host = target.netloc if target.scheme in ("https", "http") else ""
         text = render(
             "consent.html",
             client=client,
@@ -187,16 +187,14 @@ class SignInPages:
             csrf=session.csrf,
             request=sealed,
             redirect=request.redirect_uri,
-            redirect_host=target.netloc if target.scheme in ("https", "http") else "",
+            redirect_host=host,
             redirect_scheme=target.scheme,
             resource=request.resource,
             scopes=[(name, SCOPE_WORDS[name]) for name in scope],
         )
         response = Response(text, media_type="text/html")
         # The form's answer is a redirect to the client, which browsers hold against `form-action`.
-        origin = f"{target.scheme}://{target.netloc}" if target.netloc else f"{target.scheme}:"
-        if target.scheme not in ("https", "http"):
-            origin = f"{target.scheme}:"
+        origin = f"{target.scheme}://{host}" if host else f"{target.scheme}:"
         policy = PAGE_HEADERS["content-security-policy"]
         own_policy = policy.replace("form-action 'self'", f"form-action 'self' {origin}")
         response.headers["content-security-policy"] = own_policy
@@ -375,16 +373,11 @@ class SignInPages:
     # --- sealed values ----------------------------------------------------------------------------
 
     def _seal_values(self, kind: str, **values: Any) -> str:
-        value = {"kind": kind, "expires": time.time() + SIGN_IN_SECONDS, **values}
-        return self.at.seal.encrypt_json(value).decode()
+        return self.at.seal.seal_values(kind, time.time() + SIGN_IN_SECONDS, values)
 
     def _open_values(self, kind: str, text: str) -> dict[str, Any] | None:
-        try:
-            value: Any = self.at.seal.decrypt_json(text.encode("utf-8", "replace"))
-        except (InvalidToken, ValueError):
-            return None
-        is_valid = value.get("kind") == kind and value["expires"] > time.time()
-        return value if is_valid else None
+        expires, values = self.at.seal.open_values(kind, text) or (0.0, None)
+        return values if expires > time.time() else None
 
 
 def _consent_digest(digest: str, session: ConsoleSession) -> str:
