@@ -17,6 +17,7 @@ import jwt
 from gateway.config.settings import OAuthSettings, is_safe_address
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import DISCOVERY_SECONDS, FETCH_SECONDS, MAX_BODY_BYTES
+from gateway.model import Principal
 from gateway.outbound.client import Answer, Egress, Request
 from gateway.sign_in.client import (
     JSON,
@@ -26,7 +27,7 @@ from gateway.sign_in.client import (
     json_object,
     token_request,
 )
-from gateway.web.identity import ALGORITHMS, SigningKeys
+from gateway.web.identity import ALGORITHMS, SigningKeys, claimed_principal
 
 ClaimValues = dict[str, Any]
 
@@ -171,11 +172,10 @@ class Provider:
             raise NoSignIn("An address of the provider is not https.")
 
 
-def principal_name(claims: Mapping[str, Any], settings: OAuthSettings) -> str:
-    """The name in the claims. Raises Unauthenticated where an email may not be theirs."""
-    name = claims.get(settings.principal_claim)
-    if not isinstance(name, str) or not name:
-        raise Unauthenticated(f"the provider gave no {settings.principal_claim}")
+def person_of(
+    claims: Mapping[str, Any], settings: OAuthSettings, by_name: Mapping[str, Principal]
+) -> Principal:
+    """The person in the claims. Raises Unauthenticated where an email may not be theirs."""
     if settings.principal_claim == "email" and claims.get("email_verified") is False:
         raise Unauthenticated("the provider has not verified this email address")
-    return name
+    return claimed_principal(claims, settings, by_name)

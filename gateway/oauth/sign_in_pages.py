@@ -33,13 +33,13 @@ from gateway.oauth.clients import Client
 from gateway.oauth.documents import SCOPE_WORDS, granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
 from gateway.oauth.parts import FrontDoorParts, Handler, claims_of
-from gateway.oauth.provider import NoSignIn, Provider, principal_name
+from gateway.oauth.provider import NoSignIn, Provider, person_of
 from gateway.sign_in.client import new_secret
 from gateway.sign_in.credentials import CONNECT_PATH
 from gateway.sign_in.discovery import CALLBACK
 from gateway.store.oauth import Consent, get_consent, save_consent
 from gateway.web.guard import PAGE_HEADERS, check_origin, read_form
-from gateway.web.identity import COOKIE, ConsoleSession, claimed_principal, set_session_cookie
+from gateway.web.identity import COOKIE, ConsoleSession, set_session_cookie
 
 log = structlog.get_logger("gateway.oauth")
 
@@ -324,9 +324,7 @@ class SignInPages:
         claims = await self._provider_now().claims(query["code"], query.get("iss"), nonce, verifier)
         oauth = self.at.oauth
         try:
-            principal_name(claims, oauth)
-            principals = self.at.identity.principals
-            person = claimed_principal(claims, oauth, principals)
+            person = person_of(claims, oauth, self.at.identity.principals)
         except Unauthenticated as error:
             raise NoSignIn(f"You are not let in: {error}.") from error
         log.info("signed in", principal=person.name)

@@ -29,10 +29,10 @@ from gateway.oauth.clients import Client
 from gateway.oauth.documents import granted_scope
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
 from gateway.oauth.parts import CORS, FrontDoorParts, Handler, claims_of, json_answer
-from gateway.oauth.provider import principal_name
+from gateway.oauth.provider import person_of
 from gateway.store.cluster import first_use
 from gateway.web.guard import read_body, read_form
-from gateway.web.identity import ALGORITHMS, SigningKeys, claimed_principal
+from gateway.web.identity import ALGORITHMS, SigningKeys
 
 Form = Mapping[str, str]
 
@@ -142,8 +142,7 @@ class TokenEndpoint:
             raise OAuthError("invalid_grant", "the assertion was used before")
         try:
             rules = oauth.model_copy(update={"principal_claim": settings.principal_claim})
-            principal_name(claims, rules)
-            person = claimed_principal(claims, rules, self._at.identity.principals)
+            person = person_of(claims, rules, self._at.identity.principals)
         except Unauthenticated as error:
             raise OAuthError("invalid_grant", str(error)) from error
         return await self._give_access_token(client, person, "oidc", claims.get("scope"), resource)
