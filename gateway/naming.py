@@ -33,7 +33,7 @@ _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(r"[\W_]+")
 _BETWEEN_SENTENCES = re.compile(r"(\n|(?<=[.!?]) )")
-_VARIABLE = re.compile(r"\{([^{}]*)\}")
+VARIABLE = re.compile(r"\{([^{}]*)\}")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
@@ -82,7 +82,7 @@ def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
 
 def local_name(operation: Nameable) -> str:
     """The operation's name without prefix: its id's words, else those of method and path."""
-    path = _VARIABLE.sub(lambda match: f"/by/{match[1]}/", operation.path)
+    path = VARIABLE.sub(lambda match: f"/by/{match[1]}/", operation.path)
     method = operation.method.lower()
     return snake_case(operation.id or "") or f"{method}_{snake_case(path) or 'root'}"
 

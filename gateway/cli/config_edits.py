@@ -12,7 +12,6 @@ import asyncio
 import ipaddress
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -39,7 +38,7 @@ from gateway.cli.named_apis import (
 from gateway.cli.terminal import fail, note, show_json, show_spinner
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, SECRET_NAME
 from gateway.config.file import VARIABLE, parse_settings, read_settings
-from gateway.config.settings import Settings, new_token
+from gateway.config.settings import BARE, Settings, new_token
 from gateway.errors import ConfigInvalid
 
 HEAD = """\
@@ -274,6 +273,5 @@ def _value(value: Any) -> str:
     """A value in the words of TOML, which has JSON's strings."""
     if not isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
-    bare = re.compile(r"[A-Za-z0-9_-]+")
-    pairs = ((key if bare.fullmatch(key) else json.dumps(key), value[key]) for key in value)
+    pairs = ((key if BARE.fullmatch(key) else json.dumps(key), value[key]) for key in value)
     return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in pairs) + " }"

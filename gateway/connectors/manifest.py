@@ -37,13 +37,12 @@ from gateway.model import (
     Source,
     Tool,
 )
-from gateway.naming import did_you_mean, override_for, unmatched_patterns
+from gateway.naming import VARIABLE, did_you_mean, override_for, unmatched_patterns
 from gateway.plain import fits
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 SchemaObject = dict[str, Any]
 
-_VARIABLE = re.compile(r"\{([^{}]*)\}")
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^\s{}?#]*)?", re.ASCII)
 _RESERVED_HEADERS = OWN_HEADERS | {"authorization", "content-type"}
 
@@ -162,14 +161,14 @@ class Entry(Table):
     @property
     def route(self) -> str:
         """The method and path, which tell the operation apart from the others on the wire."""
-        return f"{self.method} {_VARIABLE.sub('{}', self.path)}"
+        return f"{self.method} {VARIABLE.sub('{}', self.path)}"
 
     def problems(self) -> Problems:
         if self.body is not None and self.method in ("GET", "HEAD"):
             yield "body", f"{self.method} sends no body; remove it or use another method"
         if self.wrap_in_data and (not self.body or self.body.media_type != "application/json"):
             yield "wrap_in_data", "only a JSON body can be wrapped; add one in [operations.body]"
-        variables = _VARIABLE.findall(self.path)
+        variables = VARIABLE.findall(self.path)
         declared = [param.name for param in self.params if param.place == "path"]
         for name in dict.fromkeys(variables):
             if name not in declared:

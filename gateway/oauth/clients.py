@@ -25,7 +25,7 @@ import jwt
 import orjson
 from cachetools import TLRUCache
 
-from gateway.config.settings import ClientSettings
+from gateway.config.settings import LOOPBACK_HOSTS, ClientSettings
 from gateway.errors import GatewayError
 from gateway.limits import (
     CLIENT_DOCUMENT_BYTES,
@@ -45,7 +45,6 @@ from gateway.store.database import Database
 from gateway.store.oauth import add_client, get_client
 from gateway.web.identity import ALGORITHMS, read_keys
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _FORBIDDEN_SCHEMES = frozenset(
     "http javascript data file blob vbscript about view-source filesystem ws wss ftp".split()
@@ -112,14 +111,14 @@ def is_usable_redirect(uri: str) -> bool:
     if parts.scheme == "https":
         return bool(host)
     if parts.scheme == "http":
-        return host in LOOPBACK
+        return host in LOOPBACK_HOSTS
     return bool(_SCHEME.fullmatch(parts.scheme)) and parts.scheme not in _FORBIDDEN_SCHEMES
 
 
 def _without_port(uri: str) -> str | None:
     """A redirect to this machine without its port; None for any other."""
     parts = urlsplit(uri)
-    if parts.scheme != "http" or parts.hostname not in LOOPBACK:
+    if parts.scheme != "http" or parts.hostname not in LOOPBACK_HOSTS:
         return None
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     return urlunsplit(parts._replace(netloc=host))

@@ -38,14 +38,13 @@ from gateway.sign_in.client import new_secret
 from gateway.sign_in.credentials import CONNECT_PATH
 from gateway.sign_in.discovery import CALLBACK
 from gateway.store.oauth import Consent, get_consent, save_consent
-from gateway.web.guard import PAGE_HEADERS, check_origin, read_form
+from gateway.web.guard import PAGE_HEADERS, Form, check_origin, read_form
 from gateway.web.identity import COOKIE, ConsoleSession, set_session_cookie
 
 log = structlog.get_logger("gateway.oauth")
 
 _CHALLENGE = 43  # characters of a SHA-256 in base64url
 
-Form = Mapping[str, str]
 TakeBack = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
 
 

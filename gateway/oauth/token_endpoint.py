@@ -31,10 +31,8 @@ from gateway.oauth.grants import AuthorizationRequest, OAuthError
 from gateway.oauth.parts import CORS, FrontDoorParts, Handler, claims_of, json_answer
 from gateway.oauth.provider import person_of
 from gateway.store.cluster import first_use
-from gateway.web.guard import read_body, read_form
+from gateway.web.guard import Form, read_body, read_form
 from gateway.web.identity import ALGORITHMS, SigningKeys
-
-Form = Mapping[str, str]
 
 
 class TokenEndpoint:

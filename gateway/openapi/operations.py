@@ -27,7 +27,7 @@ from gateway.model import (
     ParameterPlace,
     Source,
 )
-from gateway.naming import cut, find_pattern, local_name, override_for
+from gateway.naming import VARIABLE, cut, find_pattern, local_name, override_for
 from gateway.openapi.document import (
     Document,
     Operation,
@@ -44,7 +44,6 @@ from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 _LOOK_UPS = (*VALUES, *DYNAMIC_SCHEMAS, "x-ms-capabilities")
 _ANNOTATION = "x-ms-api-annotation"
 _TUNNEL_TAGS = frozenset({"agentic", "McpStreamable"})
-_VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ def _first_url(servers: Any, location: str) -> str:
 
 def _server_url(server: Mapping[str, Any], location: str) -> str:
     variables = mapping(server.get("variables"))
-    url = _VARIABLE.sub(
+    url = VARIABLE.sub(
         lambda match: _default_of(mapping(variables.get(match[1])), match[0]),
         text_of(server.get("url")).strip(),
     )
@@ -327,19 +326,19 @@ def plan_path(
         wire = unquote_plus(name) if equals else name.strip("{}")
         if "{" in wire:
             raise Unusable("its path has a query (?) in which a name varies")
-        if _VARIABLE.fullmatch(value if equals else name):
+        if VARIABLE.fullmatch(value if equals else name):
             _move(parameters, path, (value or name)[1:-1], "query", wire)
         elif may_reroute(wire, "query"):
             raise Unusable(f"its path has {wire} in it, which makes it another request")
         elif "{" in pair:  # filled in where it stands, in the midst of other text
-            for variable in _VARIABLE.findall(pair):
+            for variable in VARIABLE.findall(pair):
                 _move(parameters, path, variable, "path", variable)
             path += f"{'&' if '?' in path else '?'}{pair}"
         elif pair:
             constant = {"default": unquote_plus(value), "x-ms-visibility": "internal"}
             fixed[wire] = {"name": wire, "in": "query", **constant}
     _check_braces(path)
-    variables = dict.fromkeys(_VARIABLE.findall(path))
+    variables = dict.fromkeys(VARIABLE.findall(path))
     in_path = {raw["name"] for raw in parameters if raw["in"] == "path"}
     placed = [_undeclared(name, "path") for name in variables if name not in in_path]
     for raw in parameters:
@@ -393,6 +392,6 @@ def _is_microsofts(path: str, parameters: Sequence[Raw], microsoft: bool, arm: b
 
 
 def _check_braces(path: str) -> None:
-    rest = _VARIABLE.sub("", path)
+    rest = VARIABLE.sub("", path)
     if "{" in rest or "}" in rest or "{}" in path:
         raise Unusable("its path has braces that don't match")
