@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from mcp.shared.auth import JWT_BEARER_GRANT_TYPE
 
 from gateway.config.settings import OAuthSettings
+from gateway.errors import GatewayError
+from gateway.outbound.client import locate
 from gateway.web.identity import SCOPES
 
 SCOPE_WORDS = {
@@ -57,23 +59,15 @@ def authorization_server(
 def resource_address(value: str, public_url: str) -> str | None:
     """The path that a `resource` names here; letter case and a slash at the end don't matter."""
     try:
-        parts, own = urlsplit(value), urlsplit(public_url)
-        is_ours = (parts.scheme.lower(), parts.hostname, parts.port or _port(parts.scheme)) == (
-            own.scheme.lower(),
-            own.hostname,
-            own.port or _port(own.scheme),
-        )
-    except ValueError:
+        is_ours = locate(value).origin() == locate(public_url).origin()
+    except GatewayError:
         return None
+    parts, own = urlsplit(value), urlsplit(public_url)
     if not is_ours or parts.fragment or parts.query or "@" in parts.netloc:
         return None
     if not parts.path.startswith(own.path):
         return None
     return parts.path.removeprefix(own.path).removesuffix("/") or "/mcp"
-
-
-def _port(scheme: str) -> int | None:
-    return {"http": 80, "https": 443}.get(scheme.lower())
 
 
 def granted_scope(requested_scope: str | None, *, admin: bool) -> tuple[str, ...]:
