@@ -38,10 +38,10 @@ from gateway.console.pages import (
     Backend,
     Navigation,
     Visit,
+    html,
     is_partial,
     navigation,
     navigation_parts,
-    render,
 )
 from gateway.errors import Broken, GatewayError, NotFound, Unauthenticated
 from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS, PING_SECONDS
@@ -235,16 +235,12 @@ class Console:
     def _sign_in_page(self, problem: str = "", status: int = 200) -> Response:
         auth = self.backend.identity.auth
         oidc = auth.mode == "oauth" and auth.oauth is not None and auth.oauth.sign_in == "oidc"
-        text = render("sign_in.html", problem=problem, mode=auth.mode, by_provider=oidc)
-        return Response(text, status, media_type="text/html")
+        return html("sign_in.html", status, problem=problem, mode=auth.mode, by_provider=oidc)
 
     def _enter_console(self, cookie: str, *, by_link: bool = False) -> Response:
         # After a link the next step starts from our own page: a browser that came from elsewhere
         # would not send a strict cookie along with a redirect.
-        if by_link:
-            response = Response(render("signed_in.html"), media_type="text/html")
-        else:
-            response = RedirectResponse("/console", 303)
+        response = html("signed_in.html") if by_link else RedirectResponse("/console", 303)
         set_session_cookie(response, cookie, self.backend.public_url)
         return response
 
@@ -284,11 +280,11 @@ def _ask_to_sign_in(request: Request) -> Response:
 def _answer_failure(request: Request, error: GatewayError) -> Response:
     status, headers = error_status(error), retry_header(error.details)
     if not is_partial(request):
-        return Response(render("failed.html", error=error), status, headers, "text/html")
+        return html("failed.html", status, headers, error=error)
     to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
     words = f"{error.message} {error.hint}".strip()
-    text = render("_toast.html", message=words, good=False, removed_id="")
-    return Response(text, status, {**headers, **to_corner}, "text/html")
+    place = {**headers, **to_corner}
+    return html("_toast.html", status, place, message=words, good=False, removed_id="")
 
 
 # --- the stream of an open page -------------------------------------------------------------------

@@ -37,12 +37,12 @@ from gateway.console.pages import (
     file_links,
     fragment,
     go,
+    html,
     is_partial,
     list_page,
     navigation,
     page,
     plural,
-    render,
     sort_rows,
     toast,
 )
@@ -332,8 +332,7 @@ def consent_route(gateway: Gateway, seal: Seal) -> Route:
     async def come_back(request: Request) -> Response:
         id_, code = _open_note(seal, request.path_params["note"]), request.query_params.get("code")
         title, words, status = await _confirm(gateway, id_, code)
-        page = render("came_back.html", title=title, words=words)
-        return Response(page, status, PAGE_HEADERS, "text/html")
+        return html("came_back.html", status, PAGE_HEADERS, title=title, words=words)
 
     return Route(CONSENT + "{note}", come_back)
 

@@ -372,6 +372,13 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values)
 
 
+def html(
+    template: str, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
+) -> Response:
+    """A template with these values, as an answer."""
+    return Response(render(template, **values), status, headers, "text/html")
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import OAuth2Auth, people_sign_in
-from gateway.console.pages import render
+from gateway.console.pages import html
 from gateway.errors import Fixable
 from gateway.oauth.provider import NoSignIn
 from gateway.oauth.sign_in_pages import SignInPages
@@ -198,8 +198,9 @@ class Connect:
     def _key_page(self, guest: Guest, sealed: str, problem: str = "") -> Response:
         auth = guest.state.settings.auth
         kinds = {"basic": ("username", "password"), "api-key": ("value",)}
-        text = render(
+        return html(
             "connect_key.html",
+            422 if problem else 200,
             connection=guest.state.display_name,
             action=f"{CONNECT_PATH}{sealed}",
             csrf=guest.session.csrf,
@@ -208,12 +209,10 @@ class Connect:
             fields=kinds.get(auth.type, ("token",)),
             problem=problem,
         )
-        return Response(text, 422 if problem else 200, media_type="text/html")
 
     def _done_page(self, guest: Guest) -> Response:
         name, everybody = guest.state.display_name, not guest.link.owner
-        text = render("connected.html", connection=name, everybody=everybody)
-        return Response(text, media_type="text/html")
+        return html("connected.html", connection=name, everybody=everybody)
 
 
 def _place(server: AuthorizationServer, account: Account) -> list[str]:

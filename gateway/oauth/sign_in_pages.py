@@ -26,7 +26,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.calls.admission import Throttle
-from gateway.console.pages import render
+from gateway.console.pages import html
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import AUTHORIZATIONS_A_MINUTE, CLIENT_DOCUMENT_BYTES, SIGN_IN_SECONDS
 from gateway.oauth.clients import Client
@@ -179,7 +179,7 @@ class SignInPages:
         )
         target = urlsplit(request.redirect_uri)
         host = target.netloc if target.scheme in ("https", "http") else ""
-        text = render(
+        response = html(
             "consent.html",
             client=client,
             me=session.principal,
@@ -191,7 +191,6 @@ class SignInPages:
             resource=request.resource,
             scopes=[(name, SCOPE_WORDS[name]) for name in scope],
         )
-        response = Response(text, media_type="text/html")
         # The form's answer is a redirect to the client, which browsers hold against `form-action`.
         origin = f"{target.scheme}://{host}" if host else f"{target.scheme}:"
         policy = PAGE_HEADERS["content-security-policy"]
@@ -347,8 +346,8 @@ class SignInPages:
 
     def _token_page(self, onward: str, problem: str = "", status: int = 200) -> Response:
         for_client = onward.startswith("/oauth/authorize?")
-        text = render("oauth_sign_in.html", onward=onward, problem=problem, for_client=for_client)
-        return Response(text, status, media_type="text/html")
+        template = "oauth_sign_in.html"
+        return html(template, status, onward=onward, problem=problem, for_client=for_client)
 
     def _end_sign_in(self, cookie: str, onward: str, state: str = "") -> Response:
         response = RedirectResponse(onward, 303)
@@ -388,5 +387,4 @@ def _cookie_of(state: str) -> str:
 
 
 def _error_page(title: str, words: str, status: int) -> Response:
-    text = render("oauth_failed.html", title=title, words=words)
-    return Response(text, status, media_type="text/html")
+    return html("oauth_failed.html", status, title=title, words=words)
