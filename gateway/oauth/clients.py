@@ -52,7 +52,6 @@ _FORBIDDEN_SCHEMES = frozenset(
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PLAIN = re.compile(r"[\x21-\x7e]{1,2000}")
 _SECRET_METHODS = ("client_secret_basic", "client_secret_post")
-_METHODS = ("none", *_SECRET_METHODS, "private_key_jwt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +318,8 @@ def _client_of_document(id: str, answer: Answer) -> Client:
     uris, method = fields.get("redirect_uris"), fields.get("token_endpoint_auth_method") or "none"
     if not isinstance(uris, list) or not 1 <= len(uris) <= 50 or not all(map(_is_text, uris)):
         raise _bad_document("it names no redirect_uris")
-    if any(name.startswith("client_secret") for name in fields) or method not in _METHODS:
-        raise _bad_document("a client with a document can have no secret")
-    if method in _SECRET_METHODS:
+    has_secret = any(name.startswith("client_secret") for name in fields)
+    if has_secret or method not in ("none", "private_key_jwt"):
         raise _bad_document("a client with a document can have no secret")
     if not _is_text(fields.get("client_name")):
         raise _bad_document("it has no client_name")
