@@ -208,10 +208,14 @@ class Row:
 
     name: str
     calls: int
-    failed: int
     p50: float | None
     p95: float | None
     by_step: tuple[int, ...]
+    failed_by_step: tuple[int, ...]
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failed_by_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +223,9 @@ class Figures:
     """Calls in a window, by name, and those of all names together."""
 
     window: Window
-    by: str
     rows: tuple[Row, ...]  # the busiest first
     calls: tuple[int, ...]
     failed: tuple[int, ...]
-    failed_of: Mapping[str, tuple[int, ...]]  # by name, of the busiest
     p50: tuple[float | None, ...]
     p95: tuple[float | None, ...]
 
@@ -299,24 +301,21 @@ async def _count(inquiry: Inquiry, window: Window, by: str, filter: Filter) -> F
     def over_time(counts: Mapping[tuple[str, int], int], name: str = "") -> tuple[int, ...]:
         return tuple(counts[name, place] for place in places)
 
-    failed_of = {name: over_time(failed_by_name, name) for name, _ in totals}
     rows = [
         Row(
             name,
             count,
-            sum(failed_of[name]),
             percentile(of_name[name], 0.5),
             percentile(of_name[name], 0.95),
             over_time(by_name, name),
+            over_time(failed_by_name, name),
         )
         for name, count in totals
     ]
     p50, p95 = (
         tuple(percentile(of_step[place], share) for place in places) for share in (0.5, 0.95)
     )
-    return Figures(
-        window, by, tuple(rows), over_time(calls), over_time(failed), failed_of, p50, p95
-    )
+    return Figures(window, tuple(rows), over_time(calls), over_time(failed), p50, p95)
 
 
 async def _find_names(inquiry: Inquiry, by: str, filter: Filter) -> tuple[Sequence[str], Filter]:
@@ -350,7 +349,7 @@ def draw(found: Figures) -> list[Chart]:
     chosen = found.rows[: len(TONES)]
     tones = [*TONES[: len(chosen)], "other"]
     calls = {row.name: row.by_step for row in chosen}
-    failed = {row.name: found.failed_of[row.name] for row in chosen}
+    failed = {row.name: row.failed_by_step for row in chosen}
     return [
         draw_bars("Calls", found.window, *_add_rest(calls, found.calls, tones)),
         draw_bars("Failed", found.window, *_add_rest(failed, found.failed, tones)),
