@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from gateway.errors import ConfigInvalid, DefinitionUnreadable
+from gateway.errors import DefinitionUnreadable
 from gateway.limits import ADVICE_CPU_SECONDS, MAX_ADVISED_BYTES, READ_CPU_SECONDS, READER_BYTES
 from gateway.model import Build, Problem, Source, encode_build, unpack
 from gateway.naming import cut, visible
@@ -164,8 +164,6 @@ def _do_job(job: Job) -> JobResult:
         return _refuse("The definition is nested too deeply to be read.")
     except (MemoryError, SystemError):  # libyaml raises SystemError when memory ends
         return _refuse("The definition needs more memory than a reader may have.", retires=True)
-    except ConfigInvalid as error:
-        return _refuse("; ".join(error.problems))
     except Exception as error:
         # The boundary between a document and the gateway: our own fault must not look like a crash.
         return _refuse(f"The definition could not be read ({type(error).__name__}).")
