@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.config.settings import OAuthSettings, Settings
+from gateway.config.settings import Settings
 from gateway.limits import MAX_REMEMBERED
 from gateway.oauth.clients import Clients
 from gateway.oauth.documents import authorization_server
@@ -57,15 +57,13 @@ class FrontDoor:
         settings: Callable[[], Settings],
         public_url: str,
     ) -> None:
-        def oauth() -> OAuthSettings:
-            return settings().auth.oauth or OAuthSettings()
-
         def lifetimes() -> Lifetimes:
-            return Lifetimes(oauth().access_minutes * 60.0, oauth().refresh_days * 86_400.0)
+            oauth = self._at.oauth
+            return Lifetimes(oauth.access_minutes * 60.0, oauth.refresh_days * 86_400.0)
 
         self.grants = Grants(db, seal, lifetimes, identity.person)
         clients = Clients(
-            db, egress, lambda: settings().clients.values(), lambda: oauth().registration
+            db, egress, lambda: settings().clients.values(), lambda: self._at.oauth.registration
         )
         self._at = FrontDoorParts(
             *(db, seal, egress, identity, sessions, settings, public_url),
