@@ -20,6 +20,3 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-
-
-__all__ = ["main"]

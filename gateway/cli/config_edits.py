@@ -196,7 +196,7 @@ def _preview(
         api, report = asyncio.run(look())
     if is_local(report.get("base_url") or ""):
         allow = tuple(dict.fromkeys((*api.allow, *LOOPBACK)))
-        api = NamedApi(api.spec, api.name, api.table, allow)
+        api = NamedApi(api.name, api.table, allow)
     return api, report
 
 

@@ -54,7 +54,7 @@ for command in (serve, init, add):  # they are listed first
     app.command()(command)
 
 
-def _load(config: Path, level: int = logging.INFO) -> Any:
+def _load(config: Path, level: int) -> Any:
     """The settings in a file; events are logged from this level on."""
     from gateway.config.file import read_settings
     from gateway.telemetry import set_up

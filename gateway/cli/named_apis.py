@@ -47,7 +47,6 @@ _DEFINITION = re.compile(rb"""\b(?:openapi|swagger)["']?\s*:""")
 class NamedApi:
     """An API as the command line names it, and its table in config.toml."""
 
-    spec: str
     name: str
     table: dict[str, Any]
     allow: tuple[str, ...]  # addresses that must be allowed for it
@@ -85,7 +84,7 @@ class Options:
         if kind is None:
             server = self.table(spec, "mcp", folder)
             kind = await _ask_kind(spec, connection_of(server), settings)
-        return NamedApi(spec, name, self.table(spec, kind, folder), allow)
+        return NamedApi(name, self.table(spec, kind, folder), allow)
 
 
 def connection_of(table: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Any:
