@@ -33,7 +33,7 @@ from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.config.connection import McpConnection, people_sign_in
-from gateway.config.file import Adjust, watch
+from gateway.config.file import Adjust, ConfigWatch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.console.connections import consent_route, return_address
@@ -56,6 +56,7 @@ from gateway.store.secrets import check_seal, load_seal, reseal
 from gateway.system import run_loop
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
+from gateway.upstream.session import end_tasks
 from gateway.web.gateway import Feed, Gateway
 from gateway.web.guard import HostRules, check_host, fold, host_rules
 from gateway.web.identity import Identity
@@ -75,10 +76,6 @@ DOUBTED = "doubted"  # the signal: a connection's server could not be reached fr
 PROBES = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
 
 
-def _as_written(settings: Settings) -> Settings:
-    return settings
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where this process runs: its configuration file and its address."""
@@ -86,7 +83,7 @@ class Place:
     config: Path
     host: str
     port: int
-    adjust: Adjust | None = _as_written  # applied over the file; None: the file is not watched
+    adjust: Adjust | None = lambda settings: settings  # over the file's; None: it is not watched
     needed: Collection[str] = ()  # connections without which the gateway does not start
     readers: Callable[[], AbstractAsyncContextManager[Workers]] = Workers  # of definitions
 
@@ -315,9 +312,7 @@ class Assembly:
         signals.on(CANCEL, invoker.running.cancel)
         for listener in (feed.result, log_call):
             invoker.on_finished(listener)
-        housekeeping = Housekeeping(
-            db, replica, lambda: catalog.current.settings.ledger.keep_days, expire=approvals.expire
-        )
+        housekeeping = Housekeeping(db, replica, lambda: catalog.current.settings.ledger.keep_days)
         await housekeeping.start()
         self._stack.push_async_callback(housekeeping.close)
         self._stack.push_async_callback(invoker.running.close)
@@ -456,7 +451,7 @@ class Assembly:
             app.health.config_problem = problem
 
         async with asyncio.TaskGroup() as looks:
-            await watch(self.place.config, self.settings, adjust, apply, report)
+            await ConfigWatch(self.place.config, self.settings, adjust, apply, report).run()
 
     async def _apply(self, edited: Settings) -> tuple[list[str], bool]:
         """Applies edited settings; returns the connections to read, and whether Azure's group."""
@@ -490,10 +485,5 @@ class Assembly:
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts work that ends with the gateway."""
         task = asyncio.create_task(work)
-
-        async def end() -> None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        self._stack.push_async_callback(end)
+        self._stack.push_async_callback(end_tasks, task)
         return task

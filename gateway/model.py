@@ -127,7 +127,6 @@ class HttpOperation:
     accept: str = "application/json"
     idempotency_header: str | None = None
     headers_out: tuple[str, ...] = ()  # of the answer, shown beside those that are always shown
-    target: Literal["http"] = "http"
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,8 +105,6 @@ class GatewayServer(uvicorn.Server):
         self._drain = drain
         self._grace = grace
         self._addresses = addresses  # None: inside another program, which handles its own signals
-        # A worker may hear a signal from a terminal or init system and from its parent as well.
-        self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
         self._worker = worker
         self.sidecar: Callable[[], Coroutine[Any, Any, None]] | None = None  # we end when it ends
@@ -162,7 +160,8 @@ class GatewayServer(uvicorn.Server):
             self.stop()
             with suppress(OSError):  # standard error may be closed
                 print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
-        elif sig in self._at_once:
+        # A worker may hear a signal from a terminal or init system and from its parent as well.
+        elif sig == AT_ONCE or not self._worker:
             self.force_exit = self.should_exit = True
             self._ending.cancel()
 

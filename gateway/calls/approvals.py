@@ -225,7 +225,7 @@ class Approvals:
                     await _say_progress(attempt, approval)
                     seconds_left = approval.expires_at - time.time()
                     if seconds_left <= 0:
-                        await self.expire()
+                        await store.expire_approvals(self.db, time.time())
                     elif not await wait_until_set(signal, min(seconds_left, limits.MOMENT_SECONDS)):
                         with suppress(Broken):  # as above
                             await self._judge_attempt(attempt, approval)
@@ -307,10 +307,6 @@ class Approvals:
     async def void(self, approval: Approval) -> None:
         """Withdraws an approval, so that no call can use it any more."""
         await store.void_approval(self.db, approval.id, time.time())
-
-    async def expire(self) -> None:
-        """Ends the approvals that nobody decided, or used, in time."""
-        await store.expire_approvals(self.db, time.time())
 
     async def _decide(
         self, approval: Approval, decision: ApprovalChoice, by: str, source: str

@@ -248,7 +248,7 @@ class Invoker:
             place = urlsplit(url).hostname if url else attempt.state.name  # a path may hold a key
             return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
         prepared = self._prepared_of(attempt)
-        arguments = {**attempt.arguments, **prepared.inject}
+        arguments = {**attempt.arguments, **prepared.settings.inject}
         request = build_request(operation, arguments, prepared.blocklist)
         return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
 

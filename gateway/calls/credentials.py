@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
@@ -47,10 +45,11 @@ from gateway.config.connection import (
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.limits import MAX_REMEMBERED, TOKEN_SECONDS
-from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
+from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, digest
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
 from gateway.sign_in import credentials as sign_in
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
+from gateway.upstream.session import end_tasks
 
 Headers = Sequence[tuple[str, str]]
 SendRequest = Callable[[Request], Awaitable[Answer]]
@@ -294,10 +293,7 @@ class Credentials:
 
     async def close(self) -> None:
         """End every request for a token, but for those whose answer can't be asked for again."""
-        tasks = [*self._renewals.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._renewals.values())
         if self.people is not None:
             await self.people.close()
 
@@ -340,9 +336,7 @@ class Credentials:
             words = f"{auth.owner} is called with the caller's own token, and there is none."
             hint = "Call with a token of your own."
             raise UpstreamFailed("sign_in_required", words, hint, sent=False)
-        return replace(
-            auth, owner=f"{auth.owner} {sha256(token.encode()).hexdigest()}", subject=token
-        )
+        return replace(auth, owner=f"{auth.owner} {digest(token.encode())}", subject=token)
 
     # --- tokens that the gateway asks for ---------------------------------------------------------
 
@@ -400,8 +394,6 @@ class Prepared:
     auth: Proof
     envelope: str | None  # Azure's resource that makes the call for us
     headers: Pairs
-    tls: TlsFiles
-    inject: Mapping[str, Any]
     blocklist: tuple[str, ...]
     rate_limit: RateLimit | None
     secrets: frozenset[str]
@@ -438,8 +430,6 @@ def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
         auth,
         build.envelope,
         tuple(settings.headers.items()),
-        settings.tls,
-        settings.inject,
         (*settings.blocklist, *build.blocklist),
         RateLimit(limit.requests, limit.window_seconds, limit.per) if limit else build.rate_limit,
         secrets,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
@@ -29,7 +28,7 @@ import orjson
 from gateway.blocklist import may_reroute
 from gateway.calls.arguments import problem
 from gateway.limits import MAX_REMEMBERED
-from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
+from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style, digest
 
 Encode = Callable[[str], str]
 
@@ -306,7 +305,7 @@ def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[st
         for field, field_value in _form_fields(body, value)
         for number, item in enumerate(_items(field, field_value))
     ]
-    boundary = hashlib.sha256(b"".join(parts)).hexdigest()  # no part can hold its own hash
+    boundary = digest(b"".join(parts))  # no part can hold its own hash
     line = b"--" + boundary.encode()
     content = b"".join(line + b"\r\n" + part + b"\r\n" for part in parts) + line + b"--\r\n"
     return f"{body.media_type}; boundary={boundary}", content

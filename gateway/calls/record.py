@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from itertools import repeat
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ from gateway.errors import (
     UpstreamUnreadable,
 )
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
-from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, json_bytes, new_id
+from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, digest, json_bytes, new_id
 from gateway.naming import cut
 from gateway.store.tables import Execution, ExecutionStatus
 
@@ -142,7 +141,7 @@ class Attempt(Struct):
     @property
     def args_digest(self) -> str:
         """Names exactly these arguments, however they are ordered."""
-        return sha256(self._arguments_json()).hexdigest()
+        return digest(self._arguments_json())
 
     def _arguments_json(self) -> bytes:
         try:
@@ -181,7 +180,7 @@ class Attempt(Struct):
             access=tool.access,
             risk=tool.risk,
             arguments=self._shown_arguments(args_json),
-            args_digest=sha256(args_json).hexdigest(),
+            args_digest=digest(args_json),
             created_at=self.created_at,
             revision=self.snapshot.revision,
             result=self._outcome(status, result, failure) if finished else None,

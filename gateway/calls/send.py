@@ -90,7 +90,7 @@ class Sender:
                 deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
                 max_bytes=max(MAX_ANSWER_BYTES, limits.max_output_bytes),
                 room=room,
-                tls=prepared.tls,
+                tls=prepared.settings.tls,
             )
             async with health:
                 send_args = (prepared.auth, request, operation.base_url, send, principal)
@@ -213,7 +213,7 @@ async def redactor_so_far(
 
 def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> Request:
     """The request, complete but for its credentials."""
-    arguments = {**attempt.arguments, **prepared.inject}
+    arguments = {**attempt.arguments, **prepared.settings.inject}
     request = build_request(operation, arguments, prepared.blocklist)
     if attempt.judged_tool is attempt.tool and _ENCODED_SLASH.search(request.url.partition("?")[0]):
         _check_reach(attempt, operation, request)  # raw requests were judged by their path

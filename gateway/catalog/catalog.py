@@ -98,10 +98,9 @@ class Catalog:
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
 
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls the listener after each swap; returns a function that ends this."""
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls the listener after each swap."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
 
     def unread(self) -> dict[str, bool]:
         """The connections not discovered yet, and whether each is read without a network."""
@@ -490,5 +489,5 @@ class Catalog:
         self._former_names.forget_taken(snapshot)
         if replace(snapshot, revision=self.current.revision) != self.current:
             self.current = snapshot
-            for listener in list(self._listeners):
+            for listener in self._listeners:
                 listener()

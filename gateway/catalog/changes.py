@@ -312,7 +312,7 @@ def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     can't be compared (a condition, a schema beyond the bound) counts as stricter: a change that is
     not understood is not harmless.
     """
-    reasons = list(islice(dict.fromkeys(_Comparison(old, new).reasons()), 3))
+    reasons = list(islice(dict.fromkeys(_Comparison(old, new).reasons(old, new, "")), 3))
     return "; ".join(reasons) or None
 
 
@@ -325,10 +325,7 @@ class _Comparison:
         self._compared_pairs: set[tuple[int, int]] = set()
         self._nodes = COMPARED_NODES
 
-    def reasons(self) -> Iterator[str]:
-        yield from self._narrower(self._old, self._new, "")
-
-    def _narrower(self, old: Any, new: Any, at: str) -> Iterator[str]:
+    def reasons(self, old: Any, new: Any, at: str) -> Iterator[str]:
         old, new = _resolve(old, self._old), _resolve(new, self._new)
         self._nodes -= 1
         if new is True or new == {} or old is False or (old == new and self._same_definitions):
@@ -352,13 +349,13 @@ class _Comparison:
         yield from _bounds(old, new, name)
         yield from self._object(old, new, at)
         if "items" in new:
-            yield from self._narrower(old.get("items", True), new["items"], f"{at}[]")
+            yield from self.reasons(old.get("items", True), new["items"], f"{at}[]")
         for key in ("anyOf", "oneOf"):
             if key in new:
                 yield from self._alternatives(old, new, key, at)
         for part in new.get("allOf", ()):
             if not (part in old.get("allOf", ()) and self._same_definitions):
-                yield from self._narrower(old, part, at)
+                yield from self.reasons(old, part, at)
 
     def _object(self, old: dict[str, Any], new: dict[str, Any], at: str) -> Iterator[str]:
         prefix = f"{at}." if at else ""
@@ -368,14 +365,14 @@ class _Comparison:
         extra = new.get("additionalProperties", True)
         for name, schema in before.items():
             if name in after:
-                yield from self._narrower(schema, after[name], f"{prefix}{name}")
+                yield from self.reasons(schema, after[name], f"{prefix}{name}")
             elif extra is False:
                 yield f"{prefix}{name} is no longer accepted"
             else:
-                yield from self._narrower(schema, extra, f"{prefix}{name}")
+                yield from self.reasons(schema, extra, f"{prefix}{name}")
         if "additionalProperties" in new and old.get("additionalProperties", True) is not False:
             at = f"{prefix}further properties" if prefix else "further properties"
-            yield from self._narrower(old.get("additionalProperties", True), extra, at)
+            yield from self.reasons(old.get("additionalProperties", True), extra, at)
 
     def _alternatives(
         self, old: dict[str, Any], new: dict[str, Any], key: str, at: str
@@ -391,7 +388,7 @@ class _Comparison:
         inner = _Comparison(self._old, self._new)
         inner._nodes = self._nodes // 2
         inner._compared_pairs = set(self._compared_pairs)
-        return next(inner._narrower(old, new, ""), None) is None
+        return next(inner.reasons(old, new, ""), None) is None
 
 
 def _values(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str]:

@@ -57,7 +57,6 @@ class ConnectionState:
     clashes: tuple[Skipped, ...] = ()  # operations whose tool names are already taken
     digests: Mapping[str, bytes] = field(default_factory=dict)  # of entries, by tool
     other_digests: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # and by form
-    tokens: int = 0
 
     @property
     def build(self) -> Build | None:
@@ -81,10 +80,6 @@ class ConnectionState:
     @property
     def prefix(self) -> str:
         return prefix_of(self.name, self.settings)
-
-    @property
-    def reads(self) -> tuple[Tool, ...]:
-        return tuple(tool for tool in self.tools if tool.access == "read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +160,6 @@ def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState
             for tool in ordered
             for form, entry in tool.forms.items()
         },
-        tokens=sum(tool.tokens for tool in ordered),
     )
 
 

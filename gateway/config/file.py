@@ -261,36 +261,32 @@ def _first_variable(value: Any, where: str) -> str | None:
 # --- config.toml, watched ------------------------------------------------------------------------
 
 
-async def watch(
-    config: Path, first: Settings, adjust: Adjust, apply: Apply, report: ReportProblem
-) -> None:
-    """Applies each good edit of the file, for ever; `report` gets the problem, or None.
-
-    There need not be a file yet. `adjust` has been applied to the first settings.
-    """
-    live = ConfigWatch(config, first, first, adjust, apply, report)
-    while True:
-        await live.read_edit()
-        await asyncio.sleep(SETTLE_SECONDS)
-
-
 UNREAD = b"\0"  # the text of no configuration
 
 
 @dataclass
 class ConfigWatch:
-    """The configuration in force, and the text that the file had at the last look."""
+    """The configuration in force, and the text that the file had at the last look.
+
+    There need not be a file yet. `adjust` has been applied to the first settings.
+    """
 
     config: Path
-    at_start: Settings
     current: Settings
     adjust: Adjust
     apply: Apply
     report: ReportProblem
 
     def __post_init__(self) -> None:
+        self.at_start = self.current
         # None: there is no file, which is no problem where there was none at the start.
         self.seen = self.judged = UNREAD if self.config.exists() else None
+
+    async def run(self) -> None:
+        """Applies each good edit of the file, for ever; `report` gets the problem, or None."""
+        while True:
+            await self.read_edit()
+            await asyncio.sleep(SETTLE_SECONDS)
 
     async def read_edit(self) -> None:
         """Reads the file; applies or reports a new text that two looks in a row have found.

@@ -103,7 +103,6 @@ class McpEndpoint:
         db: Database,
         rules: HostRules,
     ) -> None:
-        self._identity = identity
         self._rules = rules
         self._db = db
         pass_through = PassThrough(gateway, identity, requests, db)
@@ -170,10 +169,10 @@ class McpEndpoint:
                 await respond(send, 204, headers=_PREFLIGHT)
                 return None
         try:
-            principal = await self._identity.identify(fields, view_scope.address)
+            principal = await self._core.identity.identify(fields, view_scope.address)
         except Unauthenticated as error:
             has_token = b"authorization" in fields
-            challenge = self._identity.challenge(has_token, view_scope.address)
+            challenge = self._core.identity.challenge(has_token, view_scope.address)
             # Clients behind a proxy of their own see no status: the Inspector looks for this word.
             body = {"error": "invalid_token", "error_description": f"Unauthorized: {error}"}
             await respond(send, 401, json_bytes(body), [(b"www-authenticate", challenge)])

@@ -31,7 +31,7 @@ from gateway.errors import GatewayError
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_REMEMBERED, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Streams, UpstreamNotice, Wishes
-from gateway.model import Principal, Scope
+from gateway.model import Principal, Result, Scope
 from gateway.naming import cut, visible
 from gateway.policy.view import Offering, View, servers_of_view, trusted_sources
 from gateway.store.database import Database
@@ -61,7 +61,6 @@ log = structlog.get_logger(__name__)
 
 Item = dict[str, Any]
 Params = Mapping[str, Any]
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

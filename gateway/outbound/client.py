@@ -14,7 +14,7 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -69,7 +69,6 @@ class Answer(Struct, frozen=True):
     headers: Pairs
     body: bytes
     truncated: bool = False  # the body was longer than was asked for
-    url: str = ""  # the URL that answered, after redirects
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
@@ -119,16 +118,15 @@ class Egress:
     ) -> None:
         self.folder = folder
         self._session: aiohttp.ClientSession | None = None
-        self.certificate_ends: Mapping[str, datetime] = {}  # by a server's origin
+        # When servers' certificates end, by the server's origin.
+        self.certificate_ends: LRUCache[str, datetime] = LRUCache(limits.MAX_REMEMBERED)
         self._judge = Judge(lookup)
         self._contexts = Contexts(folder, ca_file)
         self.follow(allow, proxy, ca_file)
 
     async def __aenter__(self) -> Egress:
-        connector = JudgedConnector(self._judge)
-        self.certificate_ends = connector.certificate_ends
         self._session = aiohttp.ClientSession(
-            connector=connector,
+            connector=JudgedConnector(self._judge, self.certificate_ends),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
             timeout=aiohttp.ClientTimeout(),  # no timeouts here: `send` and `open` set theirs
@@ -180,7 +178,7 @@ class Egress:
                 while True:
                     with await self._request(request, tls) as stream:
                         body, truncated = await collect(stream.read, max_bytes, room, until)
-                    answer = Answer(stream.status, stream.headers, body, truncated, request.url)
+                    answer = Answer(stream.status, stream.headers, body, truncated)
                     onward = _next_request(request, answer) if same_host_redirects else None
                     if onward is None:
                         return answer
@@ -294,7 +292,7 @@ class JudgedConnector(aiohttp.TCPConnector):
     A connection that was kept is judged again before it is used again: new rules hold at once.
     """
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, certificate_ends: LRUCache[str, datetime]) -> None:
         super().__init__(
             resolver=judge,
             socket_factory=self._open_socket,
@@ -303,8 +301,7 @@ class JudgedConnector(aiohttp.TCPConnector):
             limit=limits.MAX_EXCHANGES,
         )
         self._judge = judge
-        # When servers' certificates end, by the server's origin.
-        self.certificate_ends: LRUCache[str, datetime] = LRUCache(limits.MAX_REMEMBERED)
+        self._certificate_ends = certificate_ends
 
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:
         """A connection on which nothing was sent yet."""
@@ -315,7 +312,7 @@ class JudgedConnector(aiohttp.TCPConnector):
             connection.close()
             connection = await super().connect(*args, **kwargs)
         if exchange.dialled and connection.transport and (end := end_of(connection.transport)):
-            self.certificate_ends[str(args[0].url.origin())] = end
+            self._certificate_ends[str(args[0].url.origin())] = end
         exchange.sent = True
         return connection
 

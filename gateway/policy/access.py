@@ -111,7 +111,7 @@ def visible_tools(
     access = level(snapshot, principal, state)
     if access == "read-write":
         return state.tools
-    return state.reads if access == "read-only" else ()
+    return tuple(tool for tool in state.tools if may_see(access, tool))
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -34,11 +34,6 @@ class ListHolder(NamedTuple):
     client: str  # its name, where it has no session
     address: str
 
-    @property
-    def payload(self) -> str:
-        """The holder as a signal names it."""
-        return json_bytes(self).decode()
-
 
 def keep_list(
     db: Database, client: ListHolder, id: str, contents: Callable[[], Contents], now: float
@@ -55,7 +50,7 @@ def keep_list(
         if previous is None:
             _forget_oldest(tx, client.principal)
         elif previous != id:
-            signal(tx, LISTED, client.payload)
+            signal(tx, LISTED, json_bytes(client).decode())
 
     db.write_soon(unit, within=0.0)
 

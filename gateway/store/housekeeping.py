@@ -25,6 +25,7 @@ from gateway.errors import GatewayError
 from gateway.limits import HEARTBEAT_SECONDS, LONGEST_PAUSE_SECONDS, STORE_ROWS
 from gateway.model import new_id
 from gateway.store import tables
+from gateway.store.approvals import expire_approvals
 from gateway.store.database import Database, insert_new, store_time, values
 from gateway.store.ledger import mark_unknown
 from gateway.store.tables import Replica
@@ -87,7 +88,6 @@ class Housekeeping:
     db: Database
     replica: Replica
     keep_days: Callable[[], float]
-    expire: Callable[[], Awaitable[None]]
     swept_at: float = field(default_factory=time.monotonic)
 
     async def start(self) -> None:
@@ -103,8 +103,9 @@ class Housekeeping:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             await _attempt(beat(self.db, self.replica))
-            for work in (self._end_unheard_calls, self.expire, self._sweep):
-                await _attempt(work())
+            await _attempt(self._end_unheard_calls())
+            await _attempt(expire_approvals(self.db, time.time()))
+            await _attempt(self._sweep())
 
     async def close(self) -> None:
         """Says that this process ends in good order."""
@@ -122,7 +123,7 @@ class Housekeeping:
             log.info("swept", **counts)
 
 
-async def _attempt(work: Awaitable[None]) -> None:
+async def _attempt(work: Awaitable[object]) -> None:
     """Does the work; if the store fails, that is logged, and the next round tries again."""
     try:
         await work

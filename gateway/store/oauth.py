@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
@@ -98,7 +98,7 @@ async def open_grant(db: Database, grant: ClientGrant) -> bool:
     def unit(tx: Connection) -> bool:
         if insert_new(tx, _grants, values(grant)):
             return True
-        revoke_grants_in(tx, _grants.c.code_id == grant.code_id, grant.created_at)
+        revoke_grants_in(tx, grant.created_at, code_id=grant.code_id)
         return False
 
     return await db.write(unit, f"code {grant.code_id}")
@@ -161,27 +161,23 @@ async def rotate(db: Database, use: Rotation) -> bytes | Literal["new", "revoked
         is_repeated = grant.previous_sha256 == use.presented_sha256 and just_now
         if is_repeated and grant.rotated_answer is not None:
             return grant.rotated_answer
-        revoke_grants_in(tx, is_grant, use.now)
+        revoke_grants_in(tx, use.now, id=use.grant_id)
         return "revoked"
 
     return await db.write(unit, f"grant {use.grant_id}")
 
 
-async def revoke_client_grants(db: Database, now: float, **columns: str) -> int:
-    """Revokes the grants with these columns, in every process; gives how many held."""
-    conditions = [_grants.c[name] == value for name, value in columns.items()]
-    return await db.write(lambda tx: revoke_grants_in(tx, conditions[0], now, *conditions[1:]))
+async def revoke_client_grants(db: Database, now: float, **columns: str) -> None:
+    """Revokes the grants with these columns, in every process."""
+    await db.write(lambda tx: revoke_grants_in(tx, now, **columns))
 
 
-def revoke_grants_in(
-    tx: Connection, condition: ColumnElement[bool], now: float, *conditions: ColumnElement[bool]
-) -> int:
-    """Revokes grants inside the caller's transaction; gives how many held."""
-    statement = update(_grants).where(condition, *conditions, _grants.c.revoked_at.is_(None))
-    ids = list(tx.execute(statement.values(revoked_at=now).returning(_grants.c.id)).scalars())
-    for id in ids:
+def revoke_grants_in(tx: Connection, now: float, **columns: str) -> None:
+    """Revokes the grants with these columns that hold, inside the caller's transaction."""
+    statement = update(_grants).filter_by(**columns, revoked_at=None)
+    revoked = tx.execute(statement.values(revoked_at=now).returning(_grants.c.id))
+    for id in revoked.scalars():
         signal(tx, GRANT_REVOKED, id)
-    return len(ids)
 
 
 async def list_revoked(db: Database, since: float) -> list[str]:

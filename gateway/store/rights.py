@@ -86,7 +86,7 @@ async def change_right(
                 _refuse_used_name(tx, name)
             if token_of(old) not in (None, token_of(new)):
                 # A person who had the token may have let clients in with it.
-                revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
+                revoke_grants_in(tx, now, principal=name)
             if by != name and token_of(new) not in (None, token_of(old)):
                 _delete_grants_of(tx, name)
             upsert(tx, _rights, values(new))
@@ -110,7 +110,7 @@ def _delete_right(tx: Connection, kind: str, name: str, now: float) -> None:
     tx.execute(delete(_rights).filter_by(kind=kind, name=name))
     if kind == "principal":
         tx.execute(delete(tables.choices).filter_by(principal=name))
-        revoke_grants_in(tx, tables.oauth_grants.c.principal == name, now)
+        revoke_grants_in(tx, now, principal=name)
         _delete_grants_of(tx, name)
 
 

@@ -51,7 +51,6 @@ class ListingLink(Link):
         super().__init__(upstream, callbacks, lazy=upstream.lazy)
         self.param_headers: dict[str, Mapping[tuple[str, ...], str]] = {}  # by tool
         self.is_over = False
-        self._notice = callbacks.notice
         self._on_change = on_change
         self._on_trouble = on_trouble
         self._look = asyncio.Event()
@@ -106,7 +105,7 @@ class ListingLink(Link):
         elif method in CHANGED:
             self._digests.pop(CHANGED[method], None)  # the next look takes it as it is
             self._look.set()
-            self._notice(method, {})
+            self._callbacks.notice(method, {})
         return method == TOOLS_CHANGED or method in CHANGED
 
     def doubt(self) -> None:
@@ -209,7 +208,7 @@ class ListingLink(Link):
             before = self._digests.get(kind)
             self._digests[kind] = digests
             if before is not None and before != digests:
-                self._notice(f"notifications/{kind}/list_changed", {})
+                self._callbacks.notice(f"notifications/{kind}/list_changed", {})
 
 
 class OwnLink(Link):

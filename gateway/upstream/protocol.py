@@ -112,7 +112,6 @@ class Peer:
     era: PeerEra
     version: str
     capabilities: Mapping[str, Any] = field(default_factory=dict)
-    info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str | None = None
     keeps_state: bool = False  # what one request does may be seen by the next one of the session
 
@@ -274,8 +273,7 @@ async def _discover(exchange: SendProbe, seconds: float) -> Peer:
     versions = answer.get("supportedVersions")
     if not isinstance(versions, list) or MODERN_VERSION not in versions:
         raise answer_error("The upstream", f"does not speak {MODERN_VERSION}")
-    info = mapping(mapping(answer.get("_meta")).get(SERVER_INFO_META_KEY))
-    return _peer("modern", MODERN_VERSION, answer, info)
+    return _peer("modern", MODERN_VERSION, answer)
 
 
 async def _initialize(offers: Mapping[str, Any], exchange: SendProbe, seconds: float) -> Peer:
@@ -287,13 +285,13 @@ async def _initialize(offers: Mapping[str, Any], exchange: SendProbe, seconds: f
         raise answer_error(
             "The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known"
         )
-    return _peer("handshake", version, answer, mapping(answer.get("serverInfo")))
+    return _peer("handshake", version, answer)
 
 
-def _peer(era: PeerEra, version: str, answer: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
+def _peer(era: PeerEra, version: str, answer: Mapping[str, Any]) -> Peer:
     instructions = answer.get("instructions")
     text = instructions if isinstance(instructions, str) else None
-    return Peer(era, version, mapping(answer.get("capabilities")), info, text)
+    return Peer(era, version, mapping(answer.get("capabilities")), text)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

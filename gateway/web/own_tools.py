@@ -177,26 +177,21 @@ def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Json:
     }
 
 
-def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Json:
-    """One connection in detail; an admin also gets its settings."""
+@own_tool("all", "Get a connection")
+async def get_connection(inquiry: Inquiry, name: Name) -> Json:
+    """One connection: status, your access, number of tools, last refresh, problems, settings."""
+    state = inquiry.connection(name)
     row = _connection_row(inquiry, state) | {
         **display.access_row(inquiry.snapshot, inquiry.principal, state),
         "base_url": display.base_url_for(inquiry.principal, state),
         "revision": state.revision,
-        "instructions": inquiry.instructions(state.name),
+        "instructions": inquiry.instructions(name),
+        "consent_link": await _consent_link(inquiry, state),
     }
     if inquiry.principal.admin:
         row["settings"] = display.masked_settings(state.settings)
         row["skipped"] = len(state.skipped)
     return row
-
-
-@own_tool("all", "Get a connection")
-async def get_connection(inquiry: Inquiry, name: Name) -> Json:
-    """One connection: status, your access, number of tools, last refresh, problems, settings."""
-    state = inquiry.connection(name)
-    link = await _consent_link(inquiry, state)
-    return _connection_detail(inquiry, state) | {"consent_link": link}
 
 
 async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str | None:

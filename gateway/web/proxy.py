@@ -256,8 +256,6 @@ def _tool(
         title="Raw request",
         description="",
         input_schema=_SCHEMA,
-        entry=b"",
-        tokens=0,
         fingerprint=sha256(orjson.dumps([NAME, *identity])),
         http=operation,
     )

@@ -131,8 +131,7 @@ def _config_values(settings: Settings, key: Key) -> Json:
         workflow, _, role = name.partition("/")
         return {step: list(bundles) for step, bundles in settings.routes[workflow][role].items()}
     table = getattr(settings, f"{kind}s")[name]
-    exclude = set(SECRET) if kind == "principal" else None
-    return dict(table.model_dump(mode="json", exclude_unset=True, exclude=exclude))
+    return dict(table.model_dump(mode="json", exclude_unset=True))
 
 
 # --- changed --------------------------------------------------------------------------------------
@@ -287,15 +286,14 @@ async def _list(kind: RightKind, inquiry: Inquiry) -> Json:
     return {f"{kind}s": list_rights(inquiry, kind)}
 
 
-async def _get(kind: RightKind, inquiry: Inquiry, name: str) -> Response:
-    return _response(get_right(inquiry, kind, name))
+async def _get(kind: RightKind, inquiry: Inquiry, request: Request) -> Response:
+    return _response(get_right(inquiry, kind, _name_in(request)))
 
 
-async def _put(
-    kind: RightKind, inquiry: Inquiry, name: str, request: Request, posted: Any = None
-) -> Any:
+async def _put(kind: RightKind, inquiry: Inquiry, request: Request, posted: Any = None) -> Any:
     if not isinstance(posted, dict):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
+    name = _name_in(request)
     if request.query_params.get("dry_run", "").lower() in ("true", "1"):
         return await foresee(inquiry, plan_put(inquiry, kind, name, posted)[0])
     exists = _row(put_access(inquiry.gateway.snapshot), (kind, name)) is not None
@@ -304,8 +302,13 @@ async def _put(
     return _response(item if token is None else {**item, "token": token})
 
 
-async def _delete(kind: RightKind, inquiry: Inquiry, name: str, request: Request) -> Json:
-    return await delete_right(inquiry, kind, name, expected_revision(request, True))
+async def _delete(kind: RightKind, inquiry: Inquiry, request: Request) -> Json:
+    return await delete_right(inquiry, kind, _name_in(request), expected_revision(request, True))
+
+
+def _name_in(request: Request) -> str:
+    """The name in an address; a route's has two parts."""
+    return "/".join(request.path_params.values())
 
 
 def _response(item: Json) -> Response:
@@ -313,26 +316,10 @@ def _response(item: Json) -> Response:
     return Response(json_bytes(item), 200, headers, "application/json")
 
 
-async def _get_route(inquiry: Inquiry, workflow: str, role: str) -> Response:
-    return await _get("route", inquiry, f"{workflow}/{role}")
-
-
-async def _put_route(
-    inquiry: Inquiry, workflow: str, role: str, request: Request, posted: Any = None
-) -> Any:
-    return await _put("route", inquiry, f"{workflow}/{role}", request, posted)
-
-
-async def _delete_route(inquiry: Inquiry, workflow: str, role: str, request: Request) -> Json:
-    return await _delete("route", inquiry, f"{workflow}/{role}", request)
-
-
+_NAMES = {kind: "{workflow}/{role}" if kind == "route" else "{name}" for kind in KINDS}
 ADDRESSES: Mapping[str, Run] = {
     **{f"GET /{kind}s": partial(_list, kind) for kind in KINDS},
-    **{f"GET /{kind}s/{{name}}": partial(_get, kind) for kind in KINDS[:3]},
-    **{f"PUT /{kind}s/{{name}}": partial(_put, kind) for kind in KINDS[:3]},
-    **{f"DELETE /{kind}s/{{name}}": partial(_delete, kind) for kind in KINDS[:3]},
-    "GET /routes/{workflow}/{role}": _get_route,
-    "PUT /routes/{workflow}/{role}": _put_route,
-    "DELETE /routes/{workflow}/{role}": _delete_route,
+    **{f"GET /{kind}s/{name}": partial(_get, kind) for kind, name in _NAMES.items()},
+    **{f"PUT /{kind}s/{name}": partial(_put, kind) for kind, name in _NAMES.items()},
+    **{f"DELETE /{kind}s/{name}": partial(_delete, kind) for kind, name in _NAMES.items()},
 }

@@ -115,7 +115,7 @@ async def test_a_file_that_is_still_being_written_is_left_alone(tmp_path: Path) 
     async def apply(settings: Settings) -> None:
         told.append(settings.limits.page_tools)
 
-    live = ConfigWatch(config, first, first, lambda read: read, apply, told.append)
+    live = ConfigWatch(config, first, lambda read: read, apply, told.append)
     for text in ("", "[limits]\npage_tools = ", "[limits]\npage_tools = 7"):
         config.write_text(text, encoding="utf-8")
         await live.read_edit()

@@ -33,7 +33,7 @@ async def test_request_is_on_the_wire_byte_for_byte_as_it_was_built(egress: Egre
     headers = (("X-One", "1"), ("x-two", "a, b"), ("Content-Type", "application/json"))
     async with raw_server(always(answer(b"hi"))) as server:
         reply = await ask(egress, server.url + path, "POST", headers, b'{"a":1}')
-    assert reply == Answer(200, (("content-length", "2"),), b"hi", url=server.url + path)
+    assert reply == Answer(200, (("content-length", "2"),), b"hi")
     assert server.requests == [
         (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
@@ -222,7 +222,7 @@ async def test_redirects_are_answers_for_calls_and_followed_on_the_same_host_whe
         reply = await ask(egress, server.url + "/1")
         assert (reply.status, reply.header("location"), len(server.requests)) == (302, "/0", 1)
         reply = await ask(egress, server.url + "/5", same_host_redirects=5)
-        assert (reply.body, reply.url) == (b"document", server.url + "/0")
+        assert reply.body == b"document"
         assert (await ask(egress, server.url + "/6", same_host_redirects=5)).status == 302
         with raises(Refused, code="access_denied"):
             await ask(egress, server.url + "/away", same_host_redirects=5)
