@@ -49,7 +49,6 @@ from gateway.mcp.methods import (
     find_method,
     rpc_error,
 )
-from gateway.mcp.pass_through import Hello
 from gateway.mcp.streams import ClientStream
 from gateway.model import json_bytes
 from gateway.store.cluster import end_session, is_ended, signal_soon
@@ -182,10 +181,7 @@ class Era2025:
         caller = _caller(exchange, session)
         snapshot, view, _ = self._core.look(caller)
         self._core.listings.begin(client_of(caller), view, snapshot.revision)
-        try:
-            hello = await self._core.pass_through.hello(exchange.principal, exchange.scope)
-        except GatewayError:
-            hello = Hello()  # a principal that may not use this address is told when it uses it
+        hello = await self._core.pass_through.hello(exchange.principal, exchange.scope)
         result: dict[str, Any] = {
             "protocolVersion": version,
             "capabilities": hello.capabilities,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -67,8 +67,8 @@ Params = Mapping[str, Any]
 class Hello:
     """The capabilities of a view, and its instructions."""
 
-    capabilities: Mapping[str, Any] = field(default_factory=lambda: TOOLS)
-    instructions: str = INSTRUCTIONS
+    capabilities: Mapping[str, Any]
+    instructions: str
 
 
 class PassThrough:
