@@ -176,12 +176,11 @@ class Era2025:
         capabilities = dict(params["capabilities"])
         if version < ELICITATION_VERSION:
             capabilities.pop("elicitation", None)
-        client, principal = client_name(params["clientInfo"]), exchange.principal.name
-        session, header = self.sessions.create(principal, version, client, capabilities)
-        caller = _caller(exchange, session)
-        snapshot, view, _ = self._core.look(caller)
-        self._core.listings.begin(client_of(caller), view, snapshot.revision)
-        hello = await self._core.pass_through.hello(exchange.principal, exchange.scope)
+        client, principal = client_name(params["clientInfo"]), exchange.principal
+        session, header = self.sessions.create(principal.name, version, client, capabilities)
+        snapshot, view, _ = self._core.gateway.look(principal, exchange.scope, client)
+        self._core.listings.begin(client_of(_caller(exchange, session)), view, snapshot.revision)
+        hello = await self._core.pass_through.hello(principal, exchange.scope)
         result: dict[str, Any] = {
             "protocolVersion": version,
             "capabilities": hello.capabilities,

@@ -39,8 +39,6 @@ from gateway.calls.questions import fallback_answer
 from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
 from gateway.calls.result_forms import error_result, fit_result
-from gateway.catalog.snapshot import Snapshot
-from gateway.config.profiles import Serving
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
 from gateway.limits import ATTEND_AFTER_SECONDS, MAX_REMEMBERED, NAME_CHARS
 from gateway.mcp.client_lists import Listings
@@ -58,7 +56,6 @@ from gateway.mcp.pass_through import HANDLERS, PassThrough
 from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Result, Scope, json_bytes, json_value
 from gateway.naming import cut, visible
-from gateway.policy.view import View
 from gateway.store.client_lists import ListHolder
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Fields, event_frame
@@ -89,13 +86,6 @@ class SharedParts:
     def __post_init__(self) -> None:
         self.streams = self.pass_through.streams
         self.calls = Calls()
-
-    def look(self, caller: Caller) -> tuple[Snapshot, View, Serving]:
-        """The snapshot of now, the caller's view of it, and how the caller's client is served."""
-        snapshot = self.gateway.snapshot
-        serving = self.gateway.serving(snapshot, caller.client)
-        view = self.gateway.view_of(snapshot, caller.principal, caller.scope, serving.form)
-        return snapshot, view, serving
 
 
 class Exchange(msgspec.Struct):
@@ -167,21 +157,21 @@ async def _discover(request: RpcRequest) -> bytes:
 
 
 async def _list_tools(request: RpcRequest) -> bytes:
-    core = request.core
-    snapshot, view, serving = core.look(request.caller)
+    core, caller = request.core, request.caller
+    snapshot, view, serving = core.gateway.look(caller.principal, caller.scope, caller.client)
     size = serving.page_tools or snapshot.settings.limits.page_tools
     cursor = request.message.params.get("cursor")
     page = view.page(cursor, size)
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
     if cursor is None:  # a change between two pages is told of
-        client = client_of(request.caller)
+        client = client_of(caller)
         state = core.listings.by_client.get(client)
         if state is None or not state.has_list or state.digest != view.digest:
             core.listings.note(client, view, snapshot.revision)
-    if request.caller.session is not None:
-        core.streams.tool_list_ids[request.caller.session, request.caller.scope] = view.digest
-    return b"{%b%b}" % (page, LIST_END if request.caller.era == "2026" else b"")
+    if caller.session is not None:
+        core.streams.tool_list_ids[caller.session, caller.scope] = view.digest
+    return b"{%b%b}" % (page, LIST_END if caller.era == "2026" else b"")
 
 
 async def _call_tool(request: RpcRequest) -> bytes:

@@ -165,9 +165,7 @@ class PassThrough:
     def _look(
         self, principal: Principal, scope: Scope, client: str = ""
     ) -> tuple[Snapshot, View, Offering]:
-        snapshot = self._gateway.snapshot
-        form = self._gateway.serving(snapshot, client).form
-        view = self._gateway.view_of(snapshot, principal, scope, form)
+        snapshot, view, _ = self._gateway.look(principal, scope, client)
         return snapshot, view, servers_of_view(snapshot, principal, view)
 
     async def _meet(self, servers: Iterable[ConnectionState], offer: Offering) -> None:

@@ -1,12 +1,12 @@
 """The one door: every call of every tool comes in here, whatever edge it came through.
 
-A request reads the current snapshot once, in `inquiry`, and everything after works on that value. A
-name is looked up in the caller's view; a tool that is not there does not exist for the caller.
-Views are remembered by revision and principal, so that the many requests between two changes find
-theirs ready.
+A request takes the current snapshot once, in `inquiry` or `look`, and works on that value to its
+end; only a call that waited for a person goes on with the newest. A name is looked up in the
+caller's view; a tool that is not there does not exist for the caller. Views are remembered by
+revision and principal, so that the many requests between two changes find theirs ready.
 
-A call that waits for a person remembers its door as plain data (its ticket), so that any process
-can find its tool again, in the caller's view of that moment, and carry it out.
+A call that waits for a person has a ticket in the store: principal, arguments, token and, as plain
+data, its door. So any process can make it, with the tool that its caller's view has by then.
 """
 
 from __future__ import annotations
@@ -280,6 +280,12 @@ class Gateway:
         snapshot = self.catalog.current
         caller_view = self.view_of(snapshot, caller.principal, caller.scope)
         return Inquiry(self, caller, snapshot, caller_view)
+
+    def look(self, person: Principal, scope: Scope, client: str) -> tuple[Snapshot, View, Serving]:
+        """The snapshot of now, the principal's view of it, and how this client is served."""
+        snapshot = self.catalog.current
+        serving = self.serving(snapshot, client)
+        return snapshot, self.view_of(snapshot, person, scope, serving.form), serving
 
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
         """The serving of this client."""

@@ -113,13 +113,13 @@ class Toolbox:
         entries = tuple(orjson.dumps(one) for one in self._tools(principal, scope).values())
         return Listing(entries, digest(b"\n".join(entries)), self.page_size)
 
-    def view_of(
-        self, snapshot: Snapshot, principal: Principal, scope: Scope, form: str = "full"
-    ) -> Listing:
-        return self.view(principal, scope)
-
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
         return find_serving({}, client)
+
+    def look(
+        self, principal: Principal, scope: Scope, client: str
+    ) -> tuple[Snapshot, Listing, Serving]:
+        return self.snapshot, self.view(principal, scope), self.serving(self.snapshot, client)
 
     def inquiry(self, caller: Caller) -> Inquiry:
         view = self.view(caller.principal, caller.scope)
