@@ -1,7 +1,7 @@
-"""Definitions are read in child processes, so that no document can hold up or kill the gateway.
+"""Definitions are read in child processes, so that none can hold up or kill the gateway.
 
 A reader does one job at a time and stays warm for the next. A reader that misses its deadline,
-crashes or grew large is ended; its document is refused in words, and the next job gets a new
+crashes or grew large is ended; its definition is refused in words, and the next job gets a new
 reader. Two readers build tools; work on large answers and the validator's advice have a reader
 each, so that neither delays a build. The validator's reader ends when it has nothing to do.
 
@@ -99,7 +99,7 @@ class _Pool:
                     raise _closed_error() from error
                 if error.status not in (-signal_number("SIGKILL"), -signal_number("SIGTERM")):
                     raise
-            # A reader that another process ended says nothing about this document.
+            # A reader that another process ended says nothing about this definition.
             return await self._ask(job, seconds)
 
     async def close(self) -> None:

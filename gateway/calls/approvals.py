@@ -2,8 +2,9 @@
 
 A call waits in one of two ways: for a person to allow it (here), or for its client to answer what
 the upstream asks (`questions.py`). A call that waits for a person is a row of the store, bound to
-its caller, to the tool as it was and to exact arguments. Every step is a compare-and-set on that
-row, so it does not matter which process takes it:
+its caller, to the tool as it was, to whose its connection is, where that leads and what it adds
+unseen (`BINDING`), and to exact arguments. Every step is a compare-and-set on that row, so it does
+not matter which process takes it:
 
     asked ──► pending ──► approved ──► used: the call is put on disk in the same transaction
                  ├──────► denied

@@ -2,14 +2,16 @@
 
 decide → check the arguments → have the caller sign in, where calls go out as them → ask a person,
 where approval is needed → claim the token and put a write on disk → send → shape → record. Calls
-come here from every door, and each call always ends in exactly one execution record.
-A write that was begun is finished and recorded even if its caller has left; a read ends with its
-caller.
+come here from every door, and each call always ends in exactly one execution record. A write that
+was begun is finished and recorded even if its caller has left; a read ends with its caller. Where
+the upstream may ask a client of 2026 something, `questions.py` holds the call while it goes this
+way: the client gets each question as the answer to its request, and replies by calling again.
 
 A token has one upstream effect however often a call is made with it. The store's claim decides
 which call is first, over all replicas, in the transaction that puts the call on disk. Later calls
 with the same principal, token and arguments wait for the first and get its answer, an upstream's
-error included. A call that surely never left frees its token; any other call keeps it for ever.
+error included. A call that surely never left frees its token; any other call keeps it as long as
+its record.
 """
 
 from __future__ import annotations

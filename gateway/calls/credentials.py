@@ -286,13 +286,13 @@ class Credentials:
         return await self.grant(auth, principal, rejected=old.version)
 
     def reject(self, auth: Proof, grant: Grant) -> None:
-        """Forget a grant that an API did not accept, unless another one has replaced it already."""
+        """Forgets a grant that an API did not accept, unless another has replaced it already."""
         token = self._tokens.get(auth.owner)
         if token and token.grant == grant:
             self._tokens[auth.owner] = replace(token, renew_at=0.0, expires_at=0.0)
 
     async def close(self) -> None:
-        """End every request for a token, but for those whose answer can't be asked for again."""
+        """Ends every request for a token, but for those whose answer can't be asked for again."""
         await end_tasks(*self._renewals.values())
         if self.people is not None:
             await self.people.close()

@@ -1,10 +1,11 @@
 """The one writer of the current snapshot.
 
-Discovery waits for networks and worker processes; what follows it, building the snapshot and
-assigning it, does not wait at all, so that on one event loop a swap needs no lock. Looks at one
-connection run one after another (a lock a name); different connections don't wait for each other. A
-look's result for a connection that was replaced meanwhile is dropped. A source that fails keeps its
-last good tools and gets a problem; an equal snapshot is not swapped and no listener is called.
+Discovering, comparing and storing wait for networks, processes and threads. Then `_swap` assembles
+the snapshot and assigns it without waiting at all, so that on one event loop it needs no lock. Only
+one attempt at a time reads a given connection; different connections don't wait for each other.
+What an attempt found for a connection that was replaced meanwhile is dropped. A source that fails
+keeps its last good tools and gets a problem; an equal snapshot is not swapped and no listener is
+called.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Tells a client in its results that its tools have changed since it listed them.
 
 The store has the list that each client was last given. A process looks there once for each client
-and view, so that a call between two changes costs one comparison: `by_client` has, for each client,
-the view it was looked at for and the changes its results tell of, mostly none. A line of text is
-added once for each change; what programs read is in every result until the client lists.
+and view, so that a call between two changes costs one comparison: `by_client` remembers for each
+client the digest of the view that it was last checked against, and the changes that its results
+tell of; mostly there are none. A line of text is added once for each change; what programs read is
+in every result until the client lists.
 """
 
 from __future__ import annotations

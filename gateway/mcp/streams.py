@@ -3,8 +3,9 @@
 A stream is the GET stream of the 2025 era or the answer to `subscriptions/listen` of 2026. For each
 the gateway remembers which lists its client knows of. After a change (a burst counts as one) these
 are compared with the lists of now, and only streams whose own lists differ are told, once:
-"changed" carries nothing, so a slow reader has one such message waiting. The same pass asks again
-whose token the stream's is, so it ends soon after its token, its session or its bundle is gone.
+"changed" carries nothing, so a slow reader has one such message waiting. The same pass checks the
+stream's token and session again, and ends the stream where one of them is gone. Where its bundle is
+gone, the client is told that its list changed.
 
 Clients want to hear of resources they watch, and of logs from a level on. A holder of wishes is a
 session or an open `subscriptions/listen`. What a session wants is told to other processes, since

@@ -364,7 +364,7 @@ def _with_declared_variables(path: str, declared: Sequence[Raw]) -> str:
 def _move(
     parameters: list[Raw], path: str, variable: str, place: ParameterPlace, name: str
 ) -> None:
-    """Put a variable of the query where it belongs, wherever the definition thinks it is."""
+    """Puts a variable of the query where it belongs, wherever the definition thinks it is."""
     spellings = ((variable, "path"), (variable, "query"), (name, "query"))
     found = [i for i, raw in enumerate(parameters) if (raw["name"], raw["in"]) in spellings]
     if not found:

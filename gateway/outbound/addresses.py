@@ -176,7 +176,7 @@ class Judge(AbstractResolver):
         self._left_to_proxy: TTLCache[str, bool] = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
 
     def follow(self, allow: Sequence[str], proxy: Proxy | None) -> None:
-        """Judge by these rules from now on."""
+        """Judges by these rules from now on."""
         allowed = networks(allow)
         # Whether an address may be dialled; each verdict is remembered.
         self.permits: Callable[[str], bool]
@@ -186,7 +186,7 @@ class Judge(AbstractResolver):
         self._left_to_proxy.clear()
 
     async def check(self, host: str) -> None:
-        """Refuse a name of no address that may be dialled. Raises OSError for an unknown name."""
+        """Refuses a name of no address that may be dialled. Raises OSError for an unknown name."""
         if self.proxy is not None:
             await self.check_behind_proxy(host)
         else:
@@ -194,7 +194,7 @@ class Judge(AbstractResolver):
                 self._keep_permitted(host, await self._look_up(host))
 
     async def check_behind_proxy(self, host: str) -> None:
-        """Refuse a name with an address that may not be dialled: the proxy picks, not we.
+        """Refuses a name with an address that may not be dialled: the proxy picks, not we.
 
         A name that does not resolve here, or not soon, is left to the proxy.
         """
@@ -298,7 +298,7 @@ def tls_problem(folder: Path, tls: TlsFiles) -> str | None:
 
 
 def _load_files(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
-    """Have the context use these files; returns their problem, if there is one."""
+    """Has the context use these files; returns their problem, if there is one."""
     key = "ca_file"
     try:
         if tls.ca_file:

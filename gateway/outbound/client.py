@@ -138,20 +138,20 @@ class Egress:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close every connection, at once."""
+        """Closes every connection, at once."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
         await self._judge.close()
 
     def follow(self, allow: Sequence[str], proxy: str | None, ca_file: str | None) -> None:
-        """Follow these settings from now on. Exchanges under way finish."""
+        """Follows these settings from now on. Exchanges under way finish."""
         self._judge.follow(allow, Proxy.at(proxy) if proxy else None)
         if ca_file != self._contexts.ca_file:  # new contexts need new handshakes
             self._contexts = Contexts(self.folder, ca_file)
 
     async def check(self, url: str) -> None:
-        """Refuse a URL whose host resolves to no address that may be dialled."""
+        """Refuses a URL whose host resolves to no address that may be dialled."""
         host = self._locate(url).raw_host or ""
         if not is_address(host):
             try:
@@ -252,7 +252,7 @@ _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 def locate(url: str) -> URL:
-    """Read a URL the one way it will be dialled, spelled as it goes on the wire; or refuse it."""
+    """Reads a URL the one way it will be dialled, spelled as it goes on the wire; or refuses it."""
     match = _SHAPE.fullmatch(url)
     if not match:
         raise Fixable("connection_invalid", "Not an http or https URL.", URL_HINT)

@@ -5,9 +5,9 @@ revision it was put at, which is its ETag. A put is one transaction with its def
 changes, so that after a crash all of it is there or nothing.
 
 Definitions are kept as fetched, with the tools built from them, so that a start needs no network;
-`build_key` says what a build depends on besides the document. Documents are packed, and only read
-when a build has to be made again: idle ones cost no memory. Changes are what refreshes brought, one
-row an operation, with the tool before and after.
+`build_key` says what a build depends on besides the definition. Their bytes are packed, and only
+read when a build has to be made again: until then they cost no memory. Changes are what refreshes
+brought, one row an operation, with the tool before and after.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _definition_of(row: Any) -> BuiltDefinition:
 
 
 def _save_definition(tx: Connection, row: Mapping[str, Any]) -> None:
-    """Keeps a document with its build, as the only one of its connection."""
+    """Keeps a definition with its build, as the only one of its connection."""
     tx.execute(delete(_definitions).filter_by(connection=row["connection"]))
     tx.execute(insert(_definitions), row)
 
@@ -251,13 +251,13 @@ def _save_definition(tx: Connection, row: Mapping[str, Any]) -> None:
 async def save_validation(
     db: Database, sha256: str, problems: tuple[Problem, ...], now: float
 ) -> None:
-    """Keeps what the validator said of a document: it takes long and never changes."""
+    """Keeps what the validator said of a definition: it takes long and never changes."""
     row = {"sha256": sha256, "problems": list(problems), "at": now}
     await db.write(lambda tx: insert_new(tx, _validations, row))
 
 
 async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | None:
-    """What the validator said of a document; None if it was never asked."""
+    """What the validator said of a definition; None if it was never asked."""
     statement = select(_validations.c.problems).where(_validations.c.sha256 == sha256)
     problems = await db.read(lambda tx: tx.execute(statement).scalar())
     return None if problems is None else msgspec.convert(problems, tuple[Problem, ...])

@@ -235,7 +235,7 @@ def _sent_at(execution: Execution, steps: Sequence[Mapping[str, Any]]) -> float 
 
 
 def outcome(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome of a call from its wire dict; its `status` where the call is still going on."""
+    """The outcome of a call from its result; its `status` where the call is still going on."""
     meta = result["_meta"]
     keys = {"idempotency_token": TOKEN_META, "warnings": WARNINGS_META, "headers": HEADERS_META}
     extras = {name: meta[key] for name, key in keys.items() if meta.get(key)}

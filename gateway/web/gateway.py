@@ -215,7 +215,7 @@ class Inquiry(Struct, frozen=True):
         raw: ProxyRequest | None = None,  # the raw request that the tool stands for
         judged_tool: Tool | None = None,  # permissions are asked about it, if it is given
     ) -> Awaitable[dict[str, Any]]:
-        """The wire dict of a tool's result."""
+        """The tool's result."""
         scope = self.caller.scope
         door = {"tool": tool.name, "scope": [scope.kind, *scope.names]}
         return self.gateway.invoker.call(
@@ -338,7 +338,7 @@ class Gateway:
         return tool.input_schema if tool else None
 
     async def call(self, inquiry: Inquiry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The wire dict of a tool's result. Raises UnknownTool where the view lacks it."""
+        """The tool's result. Raises UnknownTool where the view lacks it."""
         tool = inquiry.snapshot.find(inquiry.view.direct, name, time.time())
         if inquiry.principal.withheld:
             self.check_scope(inquiry.principal, name, tool)
