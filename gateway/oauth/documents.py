@@ -20,7 +20,7 @@ from gateway.web.identity import SCOPES
 SCOPE_WORDS = {
     "tools:read": "Read through your tools",
     "tools:write": "Change things through your tools, after confirmation where it is asked for",
-    "admin": "Manage this gateway as an admin",
+    "admin": "Manage this gateway as an admin, if it may also change things",
 }
 
 

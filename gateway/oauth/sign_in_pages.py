@@ -16,6 +16,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -210,9 +211,9 @@ class SignInPages:
             denied = OAuthError("access_denied", "the person did not allow it")
             return self._send_back(authorization.redirect_uri, authorization.state, denied)
         offered = granted_scope(authorization.scope, admin=session.principal.admin)
-        scopes = [name for name in offered if name == "tools:read" or form.get(name)]
-        digest = _consent_digest(values["digest"], session)
-        name, scope = session.principal.name, " ".join(scopes)
+        # A scope includes those before it: who holds one back gives none of those after it.
+        scope = " ".join(takewhile(lambda each: each == "tools:read" or form.get(each), offered))
+        name, digest = session.principal.name, _consent_digest(values["digest"], session)
         consent = Consent(name, authorization.client_id, digest, scope, time.time())
         await save_consent(self.at.db, consent)
         client = authorization.client_name

@@ -98,7 +98,9 @@ class Inquiry(Struct, frozen=True):
         return self.gateway.serving(self.snapshot, client)
 
     def require_admin(self) -> None:
-        """Refuses callers who are not admins."""
+        """Refuses callers who are not admins, and clients that are not to act as one."""
+        if "admin" in self.principal.withheld:
+            raise InsufficientScope(*SCOPES)
         if not self.principal.admin:
             hint = "Ask an admin of the gateway."
             raise Refused("access_denied", "only an admin may do this", hint)

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from gateway.store.tables import oauth_grants
 from tests.conftest import Running
 from tests.oauth.conftest import NewPerson
 from tests.oauth.people import META, Person, Program
@@ -104,6 +106,52 @@ async def test_a_person_may_hold_back_what_a_client_asks_for(
     assert (await program.http.get("/api/v1/approvals", headers=headers)).status_code == 403
     written = await call(program, tokens["access_token"], "2026", "demo_add_book", BOOK)
     assert written.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("held_back", "scope"),
+    [
+        ("admin", "tools:read tools:write"),
+        ("tools:write", "tools:read"),
+        ("tools:write", "tools:read admin"),  # a grant of before, which the page gives no more
+    ],
+)
+async def test_a_client_manages_nothing_unless_it_may_write_and_is_admin(
+    gateway: Running, new_person: NewPerson, program: Program, held_back: str, scope: str
+) -> None:
+    root = new_person("root")
+    root.withhold = (held_back,)
+    tokens = await program.sign_in(root)
+    if scope == "tools:read admin":
+        assert tokens["scope"] == "tools:read"
+        its = update(oauth_grants).where(oauth_grants.c.client_id == program.id).values(scope=scope)
+        await gateway.app.gateway.db.write(lambda tx: tx.execute(its))
+        tokens = (await program.refresh(tokens["refresh_token"])).json()
+    assert tokens["scope"] == scope
+    token, book = tokens["access_token"], {"kind": "openapi", "spec": "{}"}
+    for method, path, body in (
+        ("PUT", "/connections/x", book),
+        ("DELETE", "/connections/x", None),
+        ("POST", "/connections/demo/refresh", None),
+        ("POST", "/connections/preview", book),
+        ("PUT", "/permissions", {"level": "full_access"}),
+        ("GET", "/approvals", None),
+        ("POST", "/approvals/1", {"decision": "always_allow"}),
+        ("POST", "/changes/1/accept", None),
+        ("PUT", "/principals/eve", {"new_token": True}),
+    ):
+        headers = {"authorization": f"Bearer {token}"}
+        answer = await program.http.request(method, f"/api/v1{path}", json=body, headers=headers)
+        refused = answer.status_code, answer.json()["error"]["code"]
+        assert refused == (403, "insufficient_scope"), (method, path)
+    for name, arguments in (
+        ("put_connection", {"name": "x", **book}),
+        ("delete_connection", {"name": "x"}),
+        ("refresh_tools", {}),
+    ):
+        answer = await call(program, token, "2026", name, arguments)
+        assert answer.status_code == 403, (name, answer.text)
+        assert 'scope="tools:read tools:write admin"' in answer.headers["www-authenticate"]
 
 
 async def test_nobody_gets_more_than_they_have(person: Person, program: Program) -> None:
