@@ -15,7 +15,7 @@ import structlog
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
-from gateway.errors import Fixable, NotFound, Refused
+from gateway.errors import Fixable, NotFound
 from gateway.policy.access import may_know
 from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
@@ -105,9 +105,8 @@ def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Accoun
         words = f"nobody signs in to {connection}: its credentials are configured"
         raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")
     account = account_of(state, inquiry.principal.name)
-    if not account.owner and not inquiry.principal.admin:
-        words = f"only an admin signs in to {connection}, for everybody"
-        raise Refused("access_denied", words, "Ask an admin of the gateway.")
+    if not account.owner:  # it is everybody's
+        inquiry.require_admin()
     return state, account
 
 

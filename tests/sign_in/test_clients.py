@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import gateway_on
 from tests.oauth.people import OAUTH, TOKENS, Program
-from tests.sign_in.conftest import House
+from tests.sign_in.conftest import House, signed_in_at
 from tests.sign_in.servers import notes_api
 
 
@@ -52,3 +52,13 @@ async def test_a_client_that_may_only_read_changes_nobodys_key(place: House) -> 
     assert await asked("tools:read tools:write", "PUT", {"token": "own"}) == 200
     assert await asked("tools:read", "DELETE") == 403
     assert await asked("tools:read tools:write", "DELETE") == 200
+
+
+async def test_a_client_without_admin_does_not_sign_an_admin_in_for_everybody(place: House) -> None:
+    await place.put("shared", **signed_in_at(place.peer, per="connection"))
+    http = place.api("root").http
+    for scope, status in (("tools:read tools:write", 403), ("admin", 200)):
+        headers = {"authorization": f"Bearer {await token_of(place, 'root', scope)}"}
+        answer = await http.post("/credentials/shared/sign-in", headers=headers)
+        assert answer.status_code == status
+        assert ("insufficient_scope" in answer.text) == (status == 403)
