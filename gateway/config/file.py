@@ -41,7 +41,7 @@ RESTART = "needs a restart: "  # begins the report of keys that are read at star
 Adjust = Callable[[Settings], Settings]  # puts the values of a command line over those of a file
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-_connection = TypeAdapter[Any](AnyConnection)
+_connection = TypeAdapter[Connection](AnyConnection)
 
 
 def read_settings(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
@@ -90,20 +90,15 @@ def refuse_parts(settings: Settings, name: str) -> None:
 def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
     """One connection as `put_connection` and the REST API bring it; raises Fixable."""
     if not NAME_PATTERN.fullmatch(name):
-        raise Fixable(
-            "connection_invalid", f"{name!r} is not a connection's name", f"Use {NAME_RULE}."
-        )
+        words = f"{name!r} is not a connection's name"
+        raise Fixable("connection_invalid", words, f"Use {NAME_RULE}.")
     if where := _first_variable(values, ""):
-        raise Fixable(
-            "connection_invalid",
-            f"{where}: environment references are read from config.toml only",
-            "Send the value itself; it is stored sealed.",
-        )
+        words = f"{where}: environment references are read from config.toml only"
+        raise Fixable("connection_invalid", words, "Send the value itself; it is stored sealed.")
     try:
-        connection: Connection = _connection.validate_python(values)
+        return _connection.validate_python(values)
     except ValidationError as error:
         raise _refusal("connection_invalid", error) from error
-    return connection
 
 
 def parse_permissions(base: Permissions, values: Mapping[str, Any]) -> Permissions:
@@ -226,10 +221,8 @@ def _expand(value: Any, environment: Mapping[str, str], where: str, problems: li
     if isinstance(value, str):
         return _expand_text(value, environment, where, problems)
     if isinstance(value, dict):
-        return {
-            key: _expand(item, environment, f"{where}.{key}" if where else key, problems)
-            for key, item in value.items()
-        }
+        inside = f"{where}." if where else ""
+        return {k: _expand(v, environment, inside + k, problems) for k, v in value.items()}
     if isinstance(value, list):
         return [_expand(item, environment, where, problems) for item in value]
     return value
@@ -317,9 +310,11 @@ class ConfigWatch:
 
     def _parse(self, text: bytes | None) -> Settings:
         """The settings in this text; raises ConfigInvalid, also where all settings are gone."""
-        settings = self.adjust(parse_settings(text or b"", str(self.config)))
-        nothing = self.adjust(parse_settings(b""))
-        if text is None or settings == nothing != self.current:  # nobody means to lose everything
+        written = parse_settings(text or b"", str(self.config))
+        settings, nothing = self.adjust(written), self.adjust(Settings())
+        # Nobody means to lose everything. Defaults that are written out are something.
+        is_empty = _is_empty(written.model_dump(exclude_unset=True))
+        if text is None or (is_empty and nothing != self.current):
             words = "is not there, or is empty: the settings read last stay in force"
             raise ConfigInvalid([f"{self.config.name} {words}"])
         refuse_parts(settings, str(self.config))
@@ -327,9 +322,8 @@ class ConfigWatch:
 
     async def _apply_edit(self, settings: Settings) -> None:
         keys = restart_keys(self.at_start, settings)
-        live = settings.model_copy(
-            update={table: getattr(self.current, table) for table in RESTART_TABLES}
-        )
+        kept = {table: getattr(self.current, table) for table in RESTART_TABLES}
+        live = settings.model_copy(update=kept)
         if live != self.current:
             await self.apply(live)
             self.current = live
@@ -337,6 +331,11 @@ class ConfigWatch:
         self.report(RESTART + ", ".join(keys) if keys else None)
         if keys:
             log.warning("configuration needs a restart", keys=list(keys))
+
+
+def _is_empty(table: Mapping[str, Any]) -> bool:
+    """Whether neither a table nor those in it set a key."""
+    return all(isinstance(value, dict) and _is_empty(value) for value in table.values())
 
 
 def restart_keys(old: Settings, new: Settings) -> tuple[str, ...]:

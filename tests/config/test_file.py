@@ -108,17 +108,36 @@ def test_a_wrong_put_is_refused_with_place(name: str, values: dict[str, Any], me
         parse_connection(name, values)
 
 
-async def test_a_file_that_is_still_being_written_is_left_alone(tmp_path: Path) -> None:
-    config, first = tmp_path / "config.toml", Settings()
-    told: list[object] = []
+def watch(config: Path, told: list[object]) -> ConfigWatch:
+    """Notes the pages of the settings that are applied, and what is reported."""
 
     async def apply(settings: Settings) -> None:
         told.append(settings.limits.page_tools)
 
-    live = ConfigWatch(config, first, lambda read: read, apply, told.append)
-    for text in ("", "[limits]\npage_tools = ", "[limits]\npage_tools = 7"):
-        config.write_text(text, encoding="utf-8")
+    first = read_settings(config) if config.exists() else Settings()
+    return ConfigWatch(config, first, lambda read: read, apply, told.append)
+
+
+async def write(live: ConfigWatch, text: str, looks: int) -> None:
+    live.config.write_text(text, encoding="utf-8")
+    for _ in range(looks):
         await live.read_edit()
+
+
+async def test_a_file_that_is_still_being_written_is_left_alone(tmp_path: Path) -> None:
+    told: list[object] = []
+    live = watch(tmp_path / "config.toml", told)
+    for text in ("", "[limits]\npage_tools = ", "[limits]\npage_tools = 7"):
+        await write(live, text, looks=1)
     assert told == []
     await live.read_edit()
     assert told == [7, None]
+
+
+@pytest.mark.parametrize("text", ["demo.enabled = false", "permissions.auto_approve.tools = []"])
+async def test_a_file_that_sets_something_is_not_empty(tmp_path: Path, text: str) -> None:
+    told: list[object] = []
+    config = tmp_path / "config.toml"
+    config.write_text("limits.page_tools = 7", encoding="utf-8")
+    await write(watch(config, told), text, looks=2)
+    assert told == [2000, None]

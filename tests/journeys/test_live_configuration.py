@@ -67,7 +67,9 @@ async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(
     await until(lambda: gateway.app.health.config_problem is None)
 
 
-@pytest.mark.parametrize("left", [None, b"", b"\xef\xbb\xbf", b"# Nothing.\n[limits]\n"])
+@pytest.mark.parametrize(
+    "left", [None, b"", b"\xef\xbb\xbf", b"# No.\n[limits]\n[permissions.tools]\n"]
+)
 async def test_a_configuration_that_is_gone_is_told_of_and_its_settings_stay(
     gateway: Running, rest: Api, left: bytes | None
 ) -> None:
