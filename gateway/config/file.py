@@ -273,33 +273,37 @@ class ConfigWatch:
     def __post_init__(self) -> None:
         self.at_start = self.current
         # None: there is no file, which is no problem where there was none at the start.
-        self.seen = self.judged = UNREAD if self.config.exists() else None
+        self.seen = self.judged = self.tried = UNREAD if self.config.exists() else None
 
     async def run(self) -> None:
         """Applies each good edit of the file, for ever; `report` gets the problem, or None."""
         while True:
-            await self.read_edit()
-            await asyncio.sleep(SETTLE_SECONDS)
+            rest = await self.read_edit()
+            await asyncio.sleep(rest)
 
-    async def read_edit(self) -> None:
+    async def read_edit(self) -> float:
         """Reads the file; applies or reports a new text that two looks in a row have found.
 
-        One that was found once may be half of a file that is still being written.
+        One that was found once may be half of a file that is still being written. Returns the
+        seconds until the next look.
         """
         before, self.seen = self.seen, await asyncio.to_thread(self._read_text)
         if self.seen != before or self.seen == self.judged:
-            return
-        self.judged = self.seen
+            return SETTLE_SECONDS
+        is_new = self.seen != self.tried
+        self.judged = self.tried = self.seen
         try:
             await self._apply_edit(self._parse(self.seen))
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self.report(str(error))
         except GatewayError as error:
-            log.error("configuration not applied", error=error.message)
-            self.report(error.message)
-            self.judged = UNREAD  # it is tried again
-            await asyncio.sleep(REST_SECONDS)
+            if is_new:
+                log.error("configuration not applied", error=error.message)
+                self.report(error.message)
+            self.judged = UNREAD  # it is tried again, and told of no more
+            return REST_SECONDS
+        return SETTLE_SECONDS
 
     def _read_text(self) -> bytes | None:
         """The text of the file; None: there is none, as for a moment when an editor renames it."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.config.connection import ApiKeyAuth, McpConnection
 from gateway.config.file import ConfigWatch, parse_connection, parse_settings, read_settings
 from gateway.config.settings import Settings
-from gateway.errors import ConfigInvalid, Fixable
+from gateway.errors import Broken, ConfigInvalid, Fixable
 from tests.raising import raises
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "config"
@@ -108,10 +110,13 @@ def test_a_wrong_put_is_refused_with_place(name: str, values: dict[str, Any], me
         parse_connection(name, values)
 
 
-def watch(config: Path, told: list[object]) -> ConfigWatch:
+def watch(config: Path, told: list[object], failures: int = 0) -> ConfigWatch:
     """Notes the pages of the settings that are applied, and what is reported."""
+    tries = count()
 
     async def apply(settings: Settings) -> None:
+        if next(tries) < failures:
+            raise Broken("store_unavailable", "the store is away")
         told.append(settings.limits.page_tools)
 
     first = read_settings(config) if config.exists() else Settings()
@@ -141,3 +146,14 @@ async def test_a_file_that_sets_something_is_not_empty(tmp_path: Path, text: str
     config.write_text("limits.page_tools = 7", encoding="utf-8")
     await write(watch(config, told), text, looks=2)
     assert told == [2000, None]
+
+
+async def test_an_edit_that_is_not_applied_is_told_of_once_and_tried_again(tmp_path: Path) -> None:
+    told: list[object] = []
+    live = watch(tmp_path / "config.toml", told, failures=3)
+    with capture_logs() as logged:
+        await write(live, "limits.page_tools = 7", looks=3)
+        await write(live, "limits.page_tools = 8", looks=3)
+    assert told == ["the store is away", "the store is away", 8, None]
+    events = [line["event"] for line in logged]
+    assert events == [*["configuration not applied"] * 2, "configuration applied"]
