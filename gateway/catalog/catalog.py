@@ -198,6 +198,7 @@ class Catalog:
             if (old := state.found) is None:
                 raise NotFound("connection_invalid", f"the connection {name!r} is switched off")
             new = await self._accept_change(state, old, change) if status == "accepted" else None
+            change = replace(change, organization=state.settings.organization)
             decided, revision = await self._stored.decide(change, status, by, old, new)
             if new is not None:
                 self._states[name] = with_tools(replace(state, found=new), new.build.tools)

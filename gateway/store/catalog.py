@@ -38,8 +38,11 @@ _definitions = tables.definitions
 _former = tables.former_names
 _validations = tables.validations
 _changes = tables.changes
+_is_held = _changes.c.status == "held"  # a decision on what is served now, and no history
 _choices = tables.choices
 _permissions = tables.permissions
+
+Overseen = tuple[str, Sequence[str]] | None  # an organization and connections: see `is_seen`
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class StoredCatalog:
                 row = {"name": name, "settings": settings, "first_revision": first or revision}
                 row |= {"revision": revision, "updated_at": found.at, "updated_by": by}
                 upsert(tx, _connections, row)
-            if tx.execute(same).first() is None:
+            if put is not None or tx.execute(same).first() is None:
                 record_changes(tx, name, changes)
             _keep_former(tx, renamed)
             _save_definition(tx, definition)
@@ -147,12 +150,13 @@ class StoredCatalog:
         return await write_revision(self.db, unit)
 
     async def delete(self, name: str, expected: int | None) -> int:
-        """Forgets a connection and its definition; gives the new revision."""
+        """Forgets a connection, its definition and what was held; gives the new revision."""
 
         def unit(tx: Connection, revision: int) -> int:
             _check_revision(tx, name, expected)
             tx.execute(delete(_definitions).filter_by(connection=name))
             tx.execute(delete(_former).filter_by(connection=name))
+            tx.execute(delete(_changes).filter_by(connection=name, status="held"))
             delete_credentials_in(tx, connection=name)
             if not tx.execute(delete(_connections).filter_by(name=name)).rowcount:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
@@ -192,7 +196,7 @@ class StoredCatalog:
         place = {"connection": change.connection, "location": old.definition.location}
 
         def unit(tx: Connection, revision: int) -> tuple[Change, int]:
-            decision = decide_change(tx, change.id, status, by=by, now=time.time())
+            decision = decide_change(tx, change, status, by=by, now=time.time())
             if decision is None:
                 raise Fixable("invalid_arguments", "the change does not wait for a decision")
             unchanged = update(_definitions).filter_by(**place, fetched_at=old.at)
@@ -284,11 +288,11 @@ def _undecided_changes(tx: Connection, connection: str) -> list[Change]:
 
 
 def decide_change(
-    tx: Connection, id: str, status: ChangeDecision, *, by: str, now: float
+    tx: Connection, change: Change, status: ChangeDecision, *, by: str, now: float
 ) -> Change | None:
-    """The change as decided now; None if it was not held any more."""
-    held_change = update(_changes).filter_by(id=id, status="held")
-    statement = held_change.values(status=status, by=by, decided_at=now)
+    """The change as decided now, for its organization; None if it was not held any more."""
+    decision = {"status": status, "by": by, "decided_at": now, "organization": change.organization}
+    statement = update(_changes).filter_by(id=change.id, status="held").values(decision)
     return get_one(tx, statement.returning(_changes), Change)
 
 
@@ -297,28 +301,29 @@ async def list_changes(
     *,
     connection: str | None = None,
     status: ChangeStatus | None = None,
-    overseen: tuple[str, Sequence[str]] | None = None,
+    overseen: Overseen = None,
     limit: int = STORE_ROWS,
 ) -> list[Change]:
     """Changes, newest first; where `overseen` is given, of these only."""
     columns = {"connection": connection, "status": status}
     filters = {name: value for name, value in columns.items() if value is not None}
-    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, overseen))
+    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, overseen, _is_held))
     statement = among.order_by(_changes.c.id.desc()).limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: get_all(tx, statement, Change))
 
 
-async def count_held(db: Database, overseen: tuple[str, Sequence[str]] | None) -> dict[str, int]:
+async def count_held(db: Database, overseen: Overseen) -> dict[str, int]:
     """How many changes of each connection wait for a person to accept them."""
     name = _changes.c.connection
-    held = select(name, func.count()).filter_by(status="held")
-    statement = held.where(is_seen(_changes.c, overseen)).group_by(name).order_by(name)
+    held = select(name, func.count()).where(_is_held, is_seen(_changes.c, overseen, _is_held))
+    statement = held.group_by(name).order_by(name)
     return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(statement)})
 
 
-async def get_change(db: Database, id: str) -> Change | None:
-    """The change of that id."""
-    return await db.read(lambda tx: get_one(tx, select(_changes).filter_by(id=id), Change))
+async def get_change(db: Database, id: str, overseen: Overseen = None) -> Change | None:
+    """The change of that id; where `overseen` is given, if it is one of these."""
+    among = select(_changes).filter_by(id=id).where(is_seen(_changes.c, overseen, _is_held))
+    return await db.read(lambda tx: get_one(tx, among, Change))
 
 
 async def choose_access(db: Database, principal: str, connection: str, access: Level) -> int:

@@ -398,14 +398,16 @@ def get_all(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
     return [kind(**row._mapping) for row in tx.execute(statement)]
 
 
-def is_seen(columns: Any, overseen: tuple[str, Sequence[str]] | None) -> ColumnElement[bool]:
+def is_seen(
+    columns: Any, overseen: tuple[str, Sequence[str]] | None, *are_open: ColumnElement[bool]
+) -> ColumnElement[bool]:
     """Whether rows are of these connections, and from when each was this organization's, or
-    everybody's; None: all are."""
+    everybody's; None: all are. Rows that are open go with the connection."""
     if overseen is None:
         return true()
     organization, connections = overseen
-    is_ours = or_(columns.organization == organization, columns.organization.is_(None))
-    return and_(columns.connection.in_(connections), is_ours)
+    is_ours = (columns.organization == organization, columns.organization.is_(None))
+    return and_(columns.connection.in_(connections), or_(*is_ours, *are_open))
 
 
 # --- the tables themselves ------------------------------------------------------------------------

@@ -61,7 +61,7 @@ from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
-from gateway.store.tables import EVENTS, RESULT, Approval, Change, Execution, StandingGrant
+from gateway.store.tables import EVENTS, RESULT, Approval, Execution, StandingGrant
 from gateway.web.display import execution_record
 from gateway.web.guard import EventStream, WriteNews
 from gateway.web.identity import SCOPES
@@ -105,7 +105,7 @@ class Inquiry(Struct, frozen=True):
             hint = "Ask an admin of the gateway."
             raise Refused("access_denied", "only an admin may do this", hint)
 
-    def oversees(self, row: CallRow | Change) -> bool:
+    def oversees(self, row: CallRow) -> bool:
         """Whether the caller may see what other principals did there."""
         return oversees(self.snapshot, self.principal, row.connection, row.organization)
 

@@ -412,12 +412,12 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
     if decision not in CHANGE_DECISIONS:
         raise HTTPException(404, "Not Found")
     inquiry.require_admin()
-    change, by = await changes.get_change(inquiry.gateway.db, id), inquiry.principal.name
-    if change is None or not inquiry.oversees(change):
+    change = await changes.get_change(inquiry.gateway.db, id, inquiry.overseen())
+    if change is None:
         raise NotFound("invalid_arguments", "there is no such change")
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")
-    status = CHANGE_DECISIONS[decision]
+    status, by = CHANGE_DECISIONS[decision], inquiry.principal.name
     return display.change_row(await inquiry.gateway.catalog.decide_change(change, status, by=by))
 
 

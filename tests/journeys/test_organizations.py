@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, insert, update
@@ -20,7 +21,7 @@ from tests.console.conftest import visitor
 from tests.definitions import openapi, operation
 from tests.journeys.confirming import FREELY
 from tests.journeys.test_live_configuration import edit
-from tests.peers import look_until, provider, until
+from tests.peers import Provider, look_until, provider, until
 from tests.store import rows
 
 ADMINS = (
@@ -28,12 +29,13 @@ ADMINS = (
     + principal("ann", admin=True, organization="acme")
     + principal("gus", admin=True, organization="globex")
 )
+BASE = f"{ADMINS}{LOCAL}[permissions]\n{FREELY}\n"
 TAKEN = "this name can't be used"
 
 
 @pytest.fixture
 async def gateway(make_gateway: GatewayMaker) -> Running:
-    return await make_gateway(f"{ADMINS}{LOCAL}[permissions]\n{FREELY}\n")
+    return await make_gateway(BASE)
 
 
 @pytest.fixture
@@ -192,3 +194,79 @@ async def test_a_held_change_is_decided_in_the_console_by_admins_of_its_organiza
         await own.sign_in(token_of("ann"))
         taken = await own.post(f"/console/changes/{change}", decision="accept")
         assert (taken.status_code, await held()) == (200, [])
+
+
+class Moving:
+    """A connection that changes hands, and words."""
+
+    def __init__(self, way: str, peer: Provider, gateway: Running) -> None:
+        self.way, self.peer, self.gateway = way, peer, gateway
+        self.operation = operation(operationId="get", summary="First")
+        peer.document = openapi({"/orders": {"get": self.operation}})
+
+    async def give(self, root: Api, owner: Api, **settings: Any) -> None:
+        """Puts it, or writes it into config.toml, with these settings; waits for its tool."""
+        settings |= {"kind": "openapi", "spec": self.peer.spec, "base_url": self.peer.url}
+        if self.way == "put":
+            assert (await root("PUT", "/connections/shop", settings))[0] == 200
+        else:
+            edit(self.gateway.config, BASE + table("connections.shop", **settings))
+        await look_until(lambda: owner("GET", "/tools/shop_get"), lambda found: found[0] == 200)
+
+    async def change(self, by: Api) -> dict[str, Any]:
+        """The report of a refresh that finds other words."""
+        self.operation["summary"] += " and more"
+        return dict((await by("POST", "/connections/shop/refresh"))[1])
+
+
+async def changes_of(ask: Api) -> list[tuple[str, str]]:
+    return [(each["id"], each["status"]) for each in (await ask("GET", "/changes"))[1]["changes"]]
+
+
+@pytest.mark.parametrize("way", ["put", "edited"])
+async def test_a_held_change_goes_with_the_connection_to_those_who_have_it_now(
+    way: str, gateway: Running, admins: list[Api]
+) -> None:
+    root, ann, gus = admins
+    async with provider() as peer:
+        shop = Moving(way, peer, gateway)
+        await shop.give(root, ann, organization="acme", on_change="hold_all")
+        assert (await shop.change(ann))["held"] == ["shop_get"]
+        [(id, _)] = await changes_of(ann)
+        assert (await gus("POST", f"/changes/{id}/accept"))[0] == 404
+        await shop.give(root, gus, organization="globex", on_change="hold_all")
+        assert await changes_of(ann) == []
+        [(id, status)] = await changes_of(gus)
+        assert (status, await changes_of(root)) == ("held", [(id, "held")])
+        tasks = [(await each("GET", "//health"))[1]["todo"] for each in (ann, gus)]
+        assert [[task["kind"] for task in each] for each in tasks] == [[], ["change"]]
+        assert (await ann("POST", f"/changes/{id}/accept"))[0] == 404
+        assert (await gus("POST", f"/changes/{id}/accept"))[0] == 200
+        assert (await gus("GET", "/tools/shop_get"))[1]["description"] == "[Shop] First and more"
+        assert await changes_of(gus) == [(id, "accepted")]
+        await shop.give(root, ann, organization="acme", on_change="hold_all")
+        assert await changes_of(ann) == await changes_of(gus) == []
+        assert await changes_of(root) == [(id, "accepted")]
+
+
+@pytest.mark.parametrize("way", ["deleted", "removed", "accepting"])
+async def test_nothing_is_held_any_more_where_all_that_was_found_is_served(
+    way: str, gateway: Running, admins: list[Api]
+) -> None:
+    root, ann, gus = admins
+    async with provider() as peer:
+        shop = Moving("edited" if way == "removed" else "put", peer, gateway)
+        await shop.give(root, ann, organization="acme", on_change="hold_all")
+        assert (await shop.change(ann))["held"] == ["shop_get"]
+        match way:
+            case "deleted":
+                assert (await root("DELETE", "/connections/shop"))[0] == 200
+            case "removed":
+                edit(gateway.config, BASE)
+                await until(lambda: "shop" not in gateway.app.gateway.snapshot.connections)
+                shop.way = "put"
+                await shop.give(gus, gus)
+            case "accepting":
+                await shop.give(ann, ann, on_change="accept")
+        left = [[status for _, status in await changes_of(each)] for each in admins]
+        assert left == ([["applied"], ["applied"], []] if way == "accepting" else [[], [], []])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -62,9 +61,9 @@ async def record(db: Database, *changes: Change) -> None:
 
 
 async def decide(
-    db: Database, id: str, status: Literal["accepted", "rejected"], by: str, now: float
+    db: Database, held: Change, status: Literal["accepted", "rejected"], by: str, now: float
 ) -> Change | None:
-    return await db.write(partial(catalog.decide_change, id=id, status=status, by=by, now=now))
+    return await db.write(lambda tx: catalog.decide_change(tx, held, status, by=by, now=now))
 
 
 @pytest.mark.parametrize("expected", [0, 2])
@@ -169,7 +168,8 @@ async def test_held_change_is_decided_once(db: Database, other_db: Database) -> 
     await record(db, change(), APPLIED)
 
     outcomes = await asyncio.gather(
-        decide(db, "c1", "accepted", "ann", 7.0), decide(other_db, "c1", "rejected", "bob", 8.0)
+        decide(db, change(), "accepted", "ann", 7.0),
+        decide(other_db, change(), "rejected", "bob", 8.0),
     )
 
     decided = [outcome for outcome in outcomes if outcome is not None]
@@ -178,7 +178,7 @@ async def test_held_change_is_decided_once(db: Database, other_db: Database) -> 
         change(status="accepted", by="ann", decided_at=7.0),
         change(status="rejected", by="bob", decided_at=8.0),
     )
-    assert await decide(db, "c2", "accepted", "ann", 9.0) is None
+    assert await decide(db, APPLIED, "accepted", "ann", 9.0) is None
 
 
 async def test_refresh_replaces_what_it_no_longer_holds(db: Database) -> None:
@@ -195,7 +195,7 @@ async def test_change_that_is_known_is_not_told_again(db: Database) -> None:
     await record(db, change(id="c4"))
     assert await list_changes(db) == [change()]
 
-    rejected = await decide(db, "c1", "rejected", "ann", 7.0)
+    rejected = await decide(db, change(), "rejected", "ann", 7.0)
     await record(db, change(id="c5"))
     assert await list_changes(db) == [rejected]
 
