@@ -239,10 +239,8 @@ class VisibleFigures:
 
     def filter(self, **columns: Any) -> Filter:
         """A filter for those calls that the visitor may see and that have these values."""
-        principal = self.inquiry.principal
-        name = None if principal.admin else principal.name
         values = {key: value for key, value in columns.items() if value}
-        return Filter(**{"principal": name, "overseen": self.inquiry.overseen()} | values)
+        return self.inquiry.calls_with(**values)
 
     async def read(self, window: Window, by: str, filter: Filter) -> Figures:
         """The figures of the filter's calls since the window's start, by connection or tool."""

@@ -91,9 +91,7 @@ async def _histogram(
     """The calls of the list over time; without a start, of a month. A bar leads to its calls."""
     until = until or time.time()
     window = window_of(since or until - RANGES["30d"], until)
-    columns = {name: filter[name] for name in ("status", "tool", "connection")}
-    if visit.principal.admin:
-        columns["principal"] = filter["principal"]
+    columns = {name: filter[name] for name in FACETS}
     calls_filter = visit.figures.filter(**columns, idempotency_token=filter["token"])
     calls_filter = replace(calls_filter, since=window.since, until=window.until)
 

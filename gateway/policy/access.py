@@ -61,12 +61,12 @@ def oversees(
 
 
 def overseen(snapshot: Snapshot, principal: Principal) -> tuple[str, tuple[str, ...]] | None:
-    """The organization and the connections whose rows an admin may see; None: no such bound."""
-    if not principal.admin or principal.organization is None:
+    """The organization and the connections whose rows a principal may see; None: no such bound."""
+    if principal.admin and principal.organization is None:
         return None
     states = snapshot.connections.values()
     names = tuple(state.name for state in states if may_know(principal, state))
-    return principal.organization, names
+    return principal.organization or "", names  # "": nobody's
 
 
 def admin_level(state: ConnectionState) -> Level:

@@ -60,7 +60,7 @@ from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
 from gateway.store.database import Database, signal
-from gateway.store.ledger import get_execution
+from gateway.store.ledger import Filter, get_execution
 from gateway.store.tables import EVENTS, RESULT, Approval, Execution, StandingGrant
 from gateway.web.display import execution_record
 from gateway.web.guard import EventStream, WriteNews
@@ -114,12 +114,18 @@ class Inquiry(Struct, frozen=True):
         return row.principal == self.principal.name or self.oversees(row)
 
     def overseen(self) -> tuple[str, tuple[str, ...]] | None:
-        """The organization and the connections that an admin oversees; None: no such bound."""
+        """The organization and the connections whose rows are the caller's business; None: all."""
         return overseen(self.snapshot, self.principal)
 
     def visible_rows(self) -> approvals.VisibleRows:
         """Whose rows the caller may see: its own, and those it oversees."""
         return self.principal.name, self.overseen() if self.principal.admin else ("", ())
+
+    def calls_with(self, principal: str = "", **columns: Any) -> Filter:
+        """A filter for those calls that the caller may see and that have these values."""
+        if not self.principal.admin:
+            return Filter(principal=self.principal.name, **columns)
+        return Filter(principal=principal, overseen=self.overseen(), **columns)
 
     def connections(self) -> list[ConnectionState]:
         """Every connection that exists for the caller."""

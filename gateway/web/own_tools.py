@@ -30,7 +30,6 @@ from gateway.naming import listed_tokens
 from gateway.plain import in_form, plain_input
 from gateway.policy.access import level, may_know
 from gateway.store import ledger
-from gateway.store.ledger import Filter
 from gateway.store.tables import ExecutionStatus
 from gateway.web import display
 from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
@@ -299,9 +298,9 @@ async def list_executions(
     """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
     if status and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
-    db, owner = inquiry.gateway.db, _owner_of(inquiry, principal)
-    times = (since, until or None)
-    criteria = Filter(status, tool, connection, owner, token, *times, inquiry.overseen(), id)
+    db, times = inquiry.gateway.db, {"since": since, "until": until or None}
+    values = {"status": status, "tool": tool, "connection": connection, "id": id}
+    criteria = inquiry.calls_with(principal, idempotency_token=token, **values, **times)
     await db.settle()
     page = await ledger.list_executions(db, criteria, limit=limit, cursor=cursor or None)
     return {"executions": await inquiry.records(page.executions), "next": page.next}
@@ -317,19 +316,13 @@ async def get_execution(inquiry: Inquiry, id: Text) -> Json:
 @own_tool("all", "Find an execution")
 async def find_execution(inquiry: Inquiry, token: Text) -> Json:
     """The call that used an idempotency token, with the values recorded from its answer."""
-    owner, overseen = _owner_of(inquiry), inquiry.overseen()
-    uses = Filter(principal=owner, idempotency_token=token, overseen=overseen)
+    uses = inquiry.calls_with(idempotency_token=token)
     page = await ledger.list_executions(inquiry.gateway.db, uses, limit=STORE_ROWS)
     if not page.executions:
         raise NotFound("invalid_arguments", "no call has used this token")
     records = await inquiry.records(page.executions)
     # The newest counts: a call that was never sent leaves its token to a later call.
     return records[0] | {"executions": records}
-
-
-def _owner_of(inquiry: Inquiry, principal: str = "") -> str:
-    """The owner of the executions to read: any principal for an admin, else the caller."""
-    return principal if inquiry.principal.admin else inquiry.principal.name
 
 
 # --- what may go into a tool's inputs -------------------------------------------------------------

@@ -270,3 +270,29 @@ async def test_nothing_is_held_any_more_where_all_that_was_found_is_served(
                 await shop.give(ann, ann, on_change="accept")
         left = [[status for _, status in await changes_of(each)] for each in admins]
         assert left == ([["applied"], ["applied"], []] if way == "accepting" else [[], [], []])
+
+
+async def test_in_the_console_nobody_sees_more_changes_than_admins_of_their_organization(
+    make_gateway: GatewayMaker,
+) -> None:
+    users = principal("pat", organization="globex") + principal("zoe")
+    gateway = await make_gateway(BASE + users)
+    async with provider() as peer, AsyncExitStack() as stack:
+        shop = Moving("put", peer, gateway)
+        names = ("root", "ann", "gus")
+        root, ann, gus = [await stack.enter_async_context(api(gateway.url, n)) for n in names]
+        for owner, whose in ((ann, {"organization": "acme"}), (gus, {"organization": "globex"})):
+            await shop.give(root, owner, **whose)
+            assert (await shop.change(owner))["changed"] == ["shop_get"]
+        await shop.give(root, root)
+        assert (await shop.change(root))["changed"] == ["shop_get"]
+        seen = {}
+        for name in (*names, "pat", "zoe"):
+            person = await stack.enter_async_context(visitor(gateway))
+            await person.sign_in(token_of(name))
+            file = (await person.get("/console/connections/shop?format=json")).json()
+            page = (await person.get("/console/connections/shop")).text
+            seen[name] = [change["by"] for change in file["changes"]]
+            assert page.count('class="change ') == len(seen[name])
+        own = {"ann": ["root", "ann"], "gus": ["root", "gus"], "pat": ["root", "gus"]}
+        assert seen == {"root": ["root", "gus", "ann"], **own, "zoe": ["root"]}
