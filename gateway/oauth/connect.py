@@ -129,7 +129,8 @@ class Connect:
             raise NoSignIn(f"The provider did not take its own code ({error}).") from error
         if (await self._returning_guest(request, link)).account.binding != account.binding:
             raise HTTPException(409, CHANGED)
-        await self.people.save(account, Secret(tokens, server))
+        organization = guest.session.principal.organization
+        await self.people.save(account, Secret(tokens, server), organization)
         return self._done_page(guest)
 
     async def _take_key(self, request: HttpRequest) -> Response:
@@ -145,7 +146,7 @@ class Connect:
         except Fixable as error:
             return self._key_page(guest, sealed, error.message)
         await self._use_up(link)
-        await self.people.save(guest.account, secret)
+        await self.people.save(guest.account, secret, session.principal.organization)
         return self._done_page(guest)
 
     async def _link(self, sealed: str) -> SignInLink:

@@ -156,13 +156,13 @@ class PeopleCredentials:
             cached = await asyncio.shield(task)
         return cached
 
-    async def save(self, account: Account, secret: Secret) -> None:
-        """Keeps a credential that a person has just given."""
+    async def save(self, account: Account, secret: Secret, organization: str | None) -> None:
+        """Keeps a credential that a person of this organization has just given."""
         tokens, now = secret.tokens, time.time()
         expires = tokens.expires_at if tokens else None
         sealed = self._seal_secret(secret, account.key)
         row = Credential(*account.key, account.binding, sealed, 1, now, expires)
-        await save_credential(self._db, row)
+        await save_credential(self._db, replace(row, organization=organization))
         self._tell(row)
         log.info("signed in", connection=account.connection, owner=account.owner or "everybody")
 

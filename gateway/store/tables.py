@@ -440,6 +440,7 @@ class Credential:
     expires_at: float | None = None
     refused: int = 0  # 1: the other side does not take it any more
     renewer: str | None = None  # the process that asks for new tokens now
+    organization: str | None = None  # of the person who signed in, at that time
 
 
 credentials = _table("credentials", Credential, keys=("owner", "connection"))
@@ -487,8 +488,7 @@ windows = _table(
 # an approval was asked for or decided, a call ended; each with the id.
 CONFIRMATION, RESULT = EVENTS = ("confirmation", "result")
 signals = Table(
-    "signals",
-    metadata,
+    *("signals", metadata),
     Column("id", Counter, primary_key=True, autoincrement=True),
     Column("kind", Text, nullable=False),
     Column("payload", Plain, nullable=False),

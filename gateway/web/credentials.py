@@ -16,7 +16,8 @@ from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.errors import Fixable, NotFound
-from gateway.policy.access import may_know
+from gateway.model import Principal
+from gateway.policy.access import may_know, principal_now
 from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
@@ -46,7 +47,8 @@ async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) 
     state, account = _account(inquiry, connection)
     if not isinstance(posted, Mapping):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
-    await inquiry.gateway.people.save(account, key_of(account.auth, posted))
+    key, organization = key_of(account.auth, posted), inquiry.principal.organization
+    await inquiry.gateway.people.save(account, key, organization)
     return await _current_row(inquiry, state, account)
 
 
@@ -79,11 +81,16 @@ async def list_sign_ins(inquiry: Inquiry) -> Json:
 
 
 def _oversees(inquiry: Inquiry, row: Credential) -> bool:
-    """Whether an admin may see a sign-in: those of an organization, where they are good now."""
+    """Whether an admin may see a sign-in: those of an organization, of its people, and everybody's
+    where that is good now."""
     admin, state = inquiry.principal, inquiry.snapshot.connections.get(row.connection)
     if admin.organization is None or state is None or not may_know(admin, state):
         return admin.organization is None
-    return account_of(state, row.owner).binding == row.binding
+    if not row.owner:
+        return account_of(state, "").binding == row.binding
+    claimed = Principal(row.owner, organization=row.organization)
+    person = principal_now(inquiry.snapshot.settings, claimed)
+    return person is not None and person.organization == admin.organization
 
 
 async def delete_sign_in(inquiry: Inquiry, connection: str, owner: str = "") -> Json:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from tests.journeys.confirming import FREELY
 from tests.journeys.test_live_configuration import edit
 from tests.peers import Provider, look_until, provider, until
 from tests.store import rows
+from tests.web.test_identity import AUDIENCE, ISSUER, RSA_KEY, jwk, signed
 
 ADMINS = (
     principal("root", admin=True)
@@ -296,3 +299,56 @@ async def test_in_the_console_nobody_sees_more_changes_than_admins_of_their_orga
             assert page.count('class="change ') == len(seen[name])
         own = {"ann": ["root", "ann"], "gus": ["root", "gus"], "pat": ["root", "gus"]}
         assert seen == {"root": ["root", "gus", "ann"], **own, "zoe": ["root"]}
+
+
+async def sign_ins(ask: Api) -> set[tuple[str, str]]:
+    """Whose sign-ins to what an admin is listed."""
+    _, found = await ask("GET", "/sign-ins")
+    return {(each["owner"], each["connection"]) for each in found["sign_ins"]}
+
+
+@pytest.mark.parametrize("mode", ["tokens", "jwt"])
+async def test_admins_see_and_end_the_sign_ins_of_their_own_people_whatever_the_settings(
+    mode: str, make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    organizations = {"root": None, "ann": "acme", "gus": "globex", "bot": "acme", "rob": "globex"}
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [jwk(RSA_KEY)]}), encoding="utf-8")
+    claims = {"organization_claim": "org", "admin_claim": "boss", "jwks_file": str(keys)}
+    by_token = table("auth", mode="jwt", issuer=ISSUER, audience=AUDIENCE, **claims) + LOCAL
+    users = principal("bot", organization="acme") + principal("rob", organization="globex")
+    gateway = await make_gateway(BASE + users if mode == "tokens" else by_token)
+    async with provider() as peer, AsyncExitStack() as stack:
+        people = []
+        for name, of in organizations.items():
+            people.append(await stack.enter_async_context(api(gateway.url, name)))
+            if mode == "jwt":
+                token = signed(sub=name, org=of, boss=name in ("root", "ann", "gus"))
+                people[-1].http.headers["authorization"] = f"Bearer {token}"
+        root, ann, gus, bot, rob = people
+
+        async def put(ask: Api, name: str = "shop", **settings: Any) -> None:
+            auth = {"type": "bearer", "per": "user"}
+            values = {"kind": "openapi", "spec": peer.spec, "auth": auth} | settings
+            assert (await ask("PUT", f"/connections/{name}", values))[0] == 200
+
+        await put(ann)
+        await put(root, "all")
+        for who, what in ((bot, "shop"), (bot, "all"), (rob, "all")):
+            assert (await who("PUT", f"/credentials/{what}", {"token": "a-key-of-ours"}))[0] == 200
+        of_acme, of_globex = {("bot", "shop"), ("bot", "all")}, {("rob", "all")}
+        assert (await sign_ins(ann), await sign_ins(gus)) == (of_acme, of_globex)
+        await put(root, organization="globex")
+        assert (await sign_ins(ann), await sign_ins(gus)) == ({("bot", "all")}, of_globex)
+        for ask, what in ((gus, "shop?owner=bot"), (gus, "all?owner=bot"), (ann, "all?owner=rob")):
+            assert (await ask("DELETE", f"/sign-ins/{what}"))[0] == 404
+        await put(root, organization="acme")
+        for other in ({"base_url": f"{peer.url}/v2"}, {"auth": {"type": "none"}}):
+            await put(ann, **other)
+            assert (await sign_ins(ann), await sign_ins(gus)) == (of_acme, of_globex)
+        assert await sign_ins(root) == of_acme | of_globex
+        assert (await ann("DELETE", "/sign-ins/shop?owner=bot"))[0] == 200
+        await put(ann)
+        _, own = await bot("GET", "/credentials")
+        still = {each["connection"] for each in own["credentials"] if each["signed_in"]}
+        assert still == {"all"}

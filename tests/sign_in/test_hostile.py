@@ -137,7 +137,7 @@ async def make_due(house: House) -> None:
     secret = (await gateway.people.get(account)).secret
     assert secret.tokens is not None
     due = structs.replace(secret.tokens, renew_at=time.time() - 1)
-    await gateway.people.save(account, structs.replace(secret, tokens=due))
+    await gateway.people.save(account, structs.replace(secret, tokens=due), None)
 
 
 async def test_a_token_refused_while_a_look_for_it_ends_is_looked_for_anew(house: House) -> None:
@@ -147,7 +147,7 @@ async def test_a_token_refused_while_a_look_for_it_ends_is_looked_for_anew(house
     gateway = house.gateway.app.gateway
     account = account_of(gateway.snapshot.connections["notes"], "ann")
     kept = await gateway.people.get(account)
-    await gateway.people.save(account, kept.secret)  # this process forgets it, so it is looked for
+    await gateway.people.save(account, kept.secret, None)  # forgotten here, so it is looked for
     rejected = (await get_credential(gateway.db, *account.key)).version  # type: ignore[union-attr]
     first, others = asyncio.create_task(gateway.people.get(account)), []
     while not first.done():
