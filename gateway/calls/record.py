@@ -41,6 +41,7 @@ from gateway.store.tables import Execution, ExecutionStatus
 TOKEN_META = "gateway/idempotency_token"
 BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
+RENAMED_META = "gateway/renamed"  # the called and the present name
 GOING_ON = ("pending_confirmation", "executing")  # the states of a call that has not ended
 UNATTENDED = "unattended"  # in place of an era: nobody waits, the call runs by itself once approved
 
@@ -372,6 +373,14 @@ def with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
         "content": [*result.get("content", ()), {"type": "text", "text": text}],
         "_meta": {**result.get("_meta", {}), **meta},
     }
+
+
+def mention_rename(result: Result, name: str, tool: Tool) -> Result:
+    """The result of a call by this name; where the tool had that name before, it says so."""
+    if name == tool.name or "content" not in result:  # a question to the client has none
+        return result
+    words = f"{name} is called {tool.name} now, and answers to the old name for 30 days at most."
+    return with_line(result, words, {RENAMED_META: {"from": name, "to": tool.name}})
 
 
 def status_in(result: Result) -> ExecutionStatus:

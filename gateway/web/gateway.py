@@ -27,7 +27,7 @@ from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments, whole_numbers
 from gateway.calls.call import Invoker
-from gateway.calls.record import Caller, Door, refusal_of, with_line
+from gateway.calls.record import Caller, Door, mention_rename, refusal_of
 from gateway.calls.result_forms import error_result, value_result
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
@@ -69,7 +69,6 @@ from gateway.web.proxy import ProxyRequest, resolve_request
 
 log = structlog.get_logger("gateway.edge")
 
-RENAMED_META = "gateway/renamed"  # in a result's `_meta`: the called and the present name
 WATCHED = "watched"  # the signal: the feed has a reader
 CallRow = Execution | Approval | StandingGrant
 
@@ -496,11 +495,3 @@ def allow_questions(caller: Caller, server: ConnectionState) -> None:
     is_reachable = bool(caller.capabilities) and (caller.era != "2025" or caller.ask is not None)
     caller.askable = usable_capabilities(caller.capabilities, server) if is_reachable else {}
     caller.withheld = refused_capabilities(caller.capabilities, server)
-
-
-def mention_rename(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:
-    """The result of a call by this name; where the tool had that name before, it says so."""
-    if name == tool.name or "content" not in result:  # a question to the client has none
-        return result
-    words = f"{name} is called {tool.name} now, and answers to the old name for 30 days at most."
-    return with_line(result, words, {RENAMED_META: {"from": name, "to": tool.name}})

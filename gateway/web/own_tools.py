@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from gateway.azure.directory import LISTING, SIGN_IN
 from gateway.calls.answer import read_part
 from gateway.calls.lookups import LookUp
+from gateway.calls.record import mention_rename
 from gateway.catalog.changes import Report, report_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
@@ -32,7 +33,7 @@ from gateway.policy.access import level, may_know
 from gateway.store import ledger
 from gateway.store.tables import ExecutionStatus
 from gateway.web import display
-from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions, mention_rename
+from gateway.web.gateway import Inquiry, Run, ServedTool, allow_questions
 from gateway.web.tool_schemas import (
     CONNECTION,
     ConnectionKind,
