@@ -61,6 +61,7 @@ from gateway.upstream.protocol import ELICIT
 log = structlog.get_logger("gateway.approvals")
 
 Target = tuple[str, str]  # method and address of the request that would be made
+ApprovalOrAnswer = tuple[Approval | None, Result | None]  # to use up; in place of a new call
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
 EXECUTION_FIELDS = (
     "principal tool connection organization arguments args_digest risk session client".split()
@@ -93,7 +94,7 @@ class Approvals:
 
     # --- for callers ------------------------------------------------------------------------------
 
-    async def obtain(self, attempt: Attempt, target: Target) -> Approval | Result | None:
+    async def obtain(self, attempt: Attempt, target: Target) -> ApprovalOrAnswer:
         """The approval that the call is to use up; None where it needs none.
 
         A result where the call goes on without this request. Raises where no person allowed it.
@@ -101,19 +102,19 @@ class Approvals:
         if grant := await self._find_grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             attempt.granted = {"id": grant.id, "by": grant.granted_by}
-            return None
+            return None, None
         approval = await self._answered_approval(attempt) or await self._open_approval(attempt)
         approval = approval or await self._create_approval(attempt, target)
         attempt.id, attempt.created_at = approval.execution_id, approval.created_at
         if approval.status == "pending":
             if attempt.unattended:
                 text = "The call waits for a person's decision and runs by itself once approved."
-                return attempt.pending_result("pending_confirmation", text)
+                return None, attempt.pending_result("pending_confirmation", text)
             if _may_leave(attempt):
-                return self._question_as_answer(attempt, approval)
+                return None, self._question_as_answer(attempt, approval)
             approval = await self._wait(attempt, approval)
             if self._must_stop_waiting(attempt.caller):
-                return _send_away(attempt)
+                return None, _send_away(attempt)
         if approval.status == "denied":
             raise NotApproved(
                 "approval_denied",
@@ -123,7 +124,7 @@ class Approvals:
         if approval.status != "approved":
             raise too_late_error(approval)
         await self._judge_attempt(attempt, approval)
-        return approval
+        return approval, None
 
     async def _find_grant(self, attempt: Attempt) -> StandingGrant | None:
         """The "always allow" that holds for this call: of its session, else of its client."""

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from gateway.calls.admission import CallTasks
-from gateway.calls.approvals import Approvals, Target
+from gateway.calls.approvals import ApprovalOrAnswer, Approvals, Target
 from gateway.calls.arguments import fitting_arguments
 from gateway.calls.credentials import Prepared, PreparedConnections, Proof
 from gateway.calls.questions import HeldCalls
@@ -79,10 +79,8 @@ class Invoker:
         sign_in: SignIn,
     ) -> None:
         self._db, self._signals = approvals.db, approvals.signals
-        self._sign_in = sign_in
-        self._prepared = prepared
-        self._send = send
-        self._approvals = approvals
+        self._send, self._sign_in = send, sign_in
+        self._prepared, self._approvals = prepared, approvals
         self._listeners: list[Callable[[Execution], None]] = []
         self.running = CallTasks()
         self.held_calls = HeldCalls(
@@ -141,13 +139,12 @@ class Invoker:
         self._check_arguments(attempt)
         prepared = self._prepared_of(attempt)
         if prepared.auth.by_people:
-            with self._unless_left(attempt):
-                question = await self._sign_in(attempt, prepared.auth)
+            question = await self._ask_to_sign_in(attempt, prepared)
             if question is not None:
                 return question
-        approval = await self._obtain_approval(attempt) if must_ask else None
-        if isinstance(approval, dict):
-            return approval
+        approval, answer = await self._obtain_approval(attempt) if must_ask else (None, None)
+        if answer is not None:
+            return answer
         if attempt.background:
             return await self._make_in_background(attempt, approval)
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
@@ -207,14 +204,19 @@ class Invoker:
         if attempt.token is None:
             take_token(attempt)
 
-    async def _obtain_approval(self, attempt: Attempt) -> Approval | Result | None:
+    async def _ask_to_sign_in(self, attempt: Attempt, prepared: Prepared) -> Result | None:
+        """The question for the caller's client; None once the caller may call as themselves."""
+        with self._unless_left(attempt):
+            return await self._sign_in(attempt, prepared.auth)
+
+    async def _obtain_approval(self, attempt: Attempt) -> ApprovalOrAnswer:
         """The approval to use up; or the result that the caller gets in place of a new call."""
         if attempt.token is not None and attempt.token_given:
             first = await call_of_token(self._db, attempt.principal, attempt.token)
             if first is not None and not _is_same_call(attempt, first):
                 raise _conflict(attempt)
             if first is not None and not _has_open_question(first):
-                return await self._answer_again(attempt, first)
+                return None, await self._answer_again(attempt, first)
         return await self._approvals.obtain(attempt, self._target(attempt))
 
     async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
