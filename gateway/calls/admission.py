@@ -247,7 +247,7 @@ class CallTasks:
         # Each with its execution's id, and the owner whose calls are counted.
         self._tasks: dict[asyncio.Task[Any], tuple[str, object]] = {}
 
-    async def finish(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
+    async def run_to_end(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of the work. A caller that leaves does not stop it; one that cancels does."""
         task = self.start(work, id)
         try:

@@ -117,8 +117,8 @@ class Invoker:
         attempt.background = caller.meta.get(BACKGROUND_META) is True
         attempt.unattended = unattended or attempt.background
         if caller.request_state is None and not attempt.may_be_held:
-            return self._make_or_refuse(attempt)
-        return self.held_calls.next_result(attempt, self._make_or_refuse)
+            return self._make_or_fail(attempt)
+        return self.held_calls.next_result(attempt, self._make_or_fail)
 
     def _build_attempt(
         self, snap: Snapshot, tool: Tool, judged: Tool, args: Arguments, caller: Caller, door: Door
@@ -126,13 +126,13 @@ class Invoker:
         redactor, replica = self.redactor(snap, tool.connection), self._approvals.replica
         return Attempt(snap, tool, judged, args, caller, door, redactor, replica)
 
-    async def _make_or_refuse(self, attempt: Attempt) -> Result:
+    async def _make_or_fail(self, attempt: Attempt) -> Result:
         try:
             return await self._make_call(attempt)
         except NotApproved as error:  # the execution's row says so already
             return attempt.failure_result(error)
         except Exception as error:  # the boundary: a caller gets a code, the log gets the place
-            return self._refuse(attempt, _error_for_caller(attempt, error))
+            return self._record_failure(attempt, _error_for_caller(attempt, error))
 
     async def _make_call(self, attempt: Attempt) -> Result:
         must_ask = self._decide(attempt)
@@ -148,7 +148,7 @@ class Invoker:
         if attempt.background:
             return await self._make_in_background(attempt, approval)
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
-            return await self.running.finish(attempt.id, self._make_write(attempt, approval))
+            return await self.running.run_to_end(attempt.id, self._make_write(attempt, approval))
         try:
             result = attempt.with_meta(await self._send(attempt, prepared))
         except asyncio.CancelledError:
@@ -172,7 +172,7 @@ class Invoker:
         return attempt.pending_result("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
-        with self._unless_left(attempt):
+        with self._recording_departure(attempt):
             first_answer = await self._claim(attempt, approval)
         return first_answer if first_answer is not None else await self._complete(attempt)
 
@@ -183,7 +183,7 @@ class Invoker:
             result = with_token(result, attempt.token)
             execution = attempt.execution(status_in(result), result)
         except (asyncio.CancelledError, Exception) as error:
-            return await self._fail(attempt, error)
+            return await self._record_failure_on_disk(attempt, error)
         await self._record_end(execution)
         return result
 
@@ -202,11 +202,11 @@ class Invoker:
         fitting = fitting_arguments(attempt.tool, attempt.arguments, lenient=lenient)
         attempt.arguments, attempt.warnings = fitting
         if attempt.token is None:
-            take_token(attempt)
+            give_token(attempt)
 
     async def _ask_to_sign_in(self, attempt: Attempt, prepared: Prepared) -> Result | None:
         """The question for the caller's client; None once the caller may call as themselves."""
-        with self._unless_left(attempt):
+        with self._recording_departure(attempt):
             return await self._sign_in(attempt, prepared.auth)
 
     async def _obtain_approval(self, attempt: Attempt) -> ApprovalOrAnswer:
@@ -270,8 +270,8 @@ class Invoker:
         return attempt.failure_result(_first_error(attempt, first))
 
     @contextmanager
-    def _unless_left(self, attempt: Attempt) -> Iterator[None]:
-        """Ends the call where its caller leaves meanwhile."""
+    def _recording_departure(self, attempt: Attempt) -> Iterator[None]:
+        """Records the call as over where its caller leaves meanwhile."""
         id = attempt.id
         try:
             yield
@@ -285,13 +285,14 @@ class Invoker:
         error = Broken("cancelled", "the caller left")
         self.record(attempt.execution("failed", None, error))
 
-    def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
+    def _record_failure(self, attempt: Attempt, error: GatewayError) -> Result:
+        """Records that a call without a row failed, in whichever way."""
         result = attempt.failure_result(error)
         self.record(attempt.execution(status_of(error), result, error))
         return result
 
-    async def _fail(self, attempt: Attempt, cause: BaseException) -> Result:
-        """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
+    async def _record_failure_on_disk(self, attempt: Attempt, cause: BaseException) -> Result:
+        """Records that a call with a row got no answer: as failed, or as unknown if it was sent."""
         task = asyncio.current_task()
         if task is not None and isinstance(cause, asyncio.CancelledError):
             task.uncancel()  # the task is the call's own: it goes on to record how the call ended
@@ -387,7 +388,7 @@ def _was_sent(attempt: Attempt, error: BaseException) -> bool:
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,200}")
 
 
-def take_token(attempt: Attempt) -> None:
+def give_token(attempt: Attempt) -> None:
     """Gives the attempt its token: the caller's own, or a fresh one where the tool needs one."""
     token = attempt.caller.meta.get(TOKEN_META)
     is_needed = _needs_token(attempt.tool)

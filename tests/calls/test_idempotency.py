@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.calls.approvals import Approvals
-from gateway.calls.call import Invoker, take_token
+from gateway.calls.call import Invoker, give_token
 from gateway.calls.credentials import Credentials, Prepared, PreparedConnections
 from gateway.calls.record import Attempt, Caller, recorded_values
 from gateway.calls.sign_in_question import SignInQuestions
@@ -78,21 +78,21 @@ def test_token_is_the_callers_own_where_it_is_used(
     used: Any, given: str | None, kept: tuple[str | None, bool]
 ) -> None:
     made = attempt(used, meta={} if given is None else {"gateway/idempotency_token": given})
-    take_token(made)
+    give_token(made)
     assert (made.token, made.token_given) == kept
 
 
 def test_fresh_token_is_a_uuid_of_its_own() -> None:
     one, two = attempt(), attempt()
-    take_token(one)
-    take_token(two)
+    give_token(one)
+    give_token(two)
     assert one.token is not None and len(one.token) == 36 and one.token != two.token
 
 
 @pytest.mark.parametrize("token", ["", " ", "a b", "é", "x" * 201, 7, ["t"], "a\n"])
 def test_token_that_is_none_is_refused(token: Any) -> None:
     with pytest.raises(Fixable):
-        take_token(attempt(meta={"gateway/idempotency_token": token}))
+        give_token(attempt(meta={"gateway/idempotency_token": token}))
 
 
 class TokenLedger(RuleBasedStateMachine):
