@@ -103,7 +103,8 @@ class Approvals:
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             attempt.granted = {"id": grant.id, "by": grant.granted_by}
             return None, None
-        approval = await self._answered_approval(attempt) or await self._open_approval(attempt)
+        approval = await self._find_answered_approval(attempt)
+        approval = approval or await self._find_open_approval(attempt)
         approval = approval or await self._create_approval(attempt, target)
         attempt.id, attempt.created_at = approval.execution_id, approval.created_at
         if approval.status == "pending":
@@ -143,15 +144,15 @@ class Approvals:
         is_own = grant is not None and grant.granted_by == attempt.principal
         return None if is_own and not self.current().permissions.self_approval else grant
 
-    async def _answered_approval(self, attempt: Attempt) -> Approval | None:
+    async def _find_answered_approval(self, attempt: Attempt) -> Approval | None:
         """The approval that a client of 2026 answers, the answer taken; None: it answers none."""
         caller = attempt.caller
         state = self.seal.open_values(PURPOSE, caller.request_state)
         if state is None:
             return None
         approval = await store.get_approval(self.db, state[0])
-        call = self._call_of(attempt).items()
-        same_call = all(getattr(approval, name, None) == value for name, value in call)
+        binding = self._binding_of(attempt).items()
+        same_call = all(getattr(approval, name, None) == value for name, value in binding)
         same_tool = approval is not None and approval.tool in attempt.names
         if approval is None or not same_call or not same_tool or time.time() >= approval.expires_at:
             raise Refused(
@@ -165,12 +166,12 @@ class Approvals:
         await self._take_answer(attempt, approval, answer)
         return await store.get_approval(self.db, approval.id)
 
-    async def _open_approval(self, attempt: Attempt) -> Approval | None:
+    async def _find_open_approval(self, attempt: Attempt) -> Approval | None:
         """The open approval of this very call, whose first caller was cut off or waits too."""
         if attempt.unattended:
             return None
-        call = self._call_of(attempt)
-        return await store.find_open(self.db, time.time(), UNATTENDED, tools=attempt.names, **call)
+        values = {"tools": attempt.names, **self._binding_of(attempt)}
+        return await store.find_open(self.db, time.time(), UNATTENDED, **values)
 
     async def _create_approval(self, attempt: Attempt, target: Target) -> Approval:
         """Stores a new approval for this call, pending."""
@@ -261,7 +262,7 @@ class Approvals:
         approval = replace(approval, session=attempt.caller.session)
         await self._decide(approval, decision, attempt.principal, "client")
 
-    def _call_of(self, attempt: Attempt) -> dict[str, Any]:
+    def _binding_of(self, attempt: Attempt) -> dict[str, Any]:
         """What an approval is bound to beside the tool's name: the caller, the tool as it is, and
         exact arguments."""
         return {

@@ -54,9 +54,9 @@ from gateway.errors import Broken, Fixable, GatewayError, NotApproved, Overloade
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
-from gateway.store.approvals import call_of_token, list_approved, use_approval
+from gateway.store import ledger
+from gateway.store.approvals import list_approved, use_approval
 from gateway.store.cluster import wait_until_set
-from gateway.store.ledger import FINISHED, begin, finish, get_execution, record_finished
 from gateway.store.tables import CONFIRMATION, Approval, Execution
 
 log = structlog.get_logger("gateway.call")
@@ -212,7 +212,7 @@ class Invoker:
     async def _obtain_approval(self, attempt: Attempt) -> ApprovalOrAnswer:
         """The approval to use up; or the result that the caller gets in place of a new call."""
         if attempt.token is not None and attempt.token_given:
-            first = await call_of_token(self._db, attempt.principal, attempt.token)
+            first = await ledger.call_of_token(self._db, attempt.principal, attempt.token)
             if first is not None and not _is_same_call(attempt, first):
                 raise _conflict(attempt)
             if first is not None and not _has_open_question(first):
@@ -223,7 +223,7 @@ class Invoker:
         """Puts the call on disk; gives the first call's answer where its token was used before."""
         execution = attempt.execution("executing")
         if approval is None:
-            claim = await begin(self._db, execution)
+            claim = await ledger.begin(self._db, execution)
         else:
             claim = await use_approval(self._db, approval, execution, time.time())
         if claim.is_new:
@@ -236,7 +236,7 @@ class Invoker:
 
     def record(self, execution: Execution) -> None:
         """Puts the record of a call that is over on disk soon, and tells the listeners."""
-        record_finished(self._db, execution)
+        ledger.record_finished(self._db, execution)
         self._tell_listeners(execution)
 
     # --- what the steps need ----------------------------------------------------------------------
@@ -258,11 +258,11 @@ class Invoker:
 
     async def _answer_again(self, attempt: Attempt, first: Execution) -> Result:
         """The result of the first call with this token, once that call has ended."""
-        attempt.id = first.id
+        attempt.id = id = first.id
         if attempt.unattended and first.status == "pending_confirmation":
             return attempt.pending_result(first.status, "The call is already on its way.")
-        with self._signals.event_for(FINISHED, first.id) as signal:  # from any process
-            while (first := await get_execution(self._db, first.id) or first).status in GOING_ON:
+        with self._signals.event_for(ledger.FINISHED, id) as signal:  # from any process
+            while (first := await ledger.get_execution(self._db, id) or first).status in GOING_ON:
                 await wait_until_set(signal, MOMENT_SECONDS)
         answer = (first.result or {}).get("answer")
         if answer is not None:
@@ -305,12 +305,12 @@ class Invoker:
         return result
 
     async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:
-        await finish(self._db, execution, sent=sent)
+        await ledger.finish(self._db, execution, sent=sent)
         self._tell_listeners(execution)
 
     def _tell_listeners(self, execution: Execution) -> None:
         if execution.idempotency_token is not None:
-            self._signals.hear(FINISHED, execution.id)
+            self._signals.hear(ledger.FINISHED, execution.id)
         for listener in self._listeners:
             listener(execution)
 

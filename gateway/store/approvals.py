@@ -27,7 +27,6 @@ _approvals = tables.approvals
 _grants = tables.standing_grants
 _executions = tables.executions
 _changes = tables.changes
-_claims = tables.claims
 
 # Whose rows someone may see: a principal's own, and those of an organization and its connections;
 # None: of all of them.
@@ -293,12 +292,3 @@ async def has_tool_changed(db: Database, principal: str, tool: str, connection: 
         or_(_changes.c.at > last_call, _changes.c.decided_at > last_call),
     )
     return await db.read(lambda tx: tx.execute(statement.limit(1)).first()) is not None
-
-
-async def call_of_token(db: Database, principal: str, token: str) -> Execution | None:
-    """The call this token stands for: the call that claimed it, else a call that waits to."""
-    claim = select(_claims.c.execution_id).filter_by(principal=principal, token=token)
-    first = select(_executions).where(_executions.c.id == claim.scalar_subquery())
-    calls = select(_executions).filter_by(principal=principal, idempotency_token=token)
-    later = calls.where(_is_waiting).order_by(_executions.c.created_at).limit(1)
-    return await db.read(lambda tx: get_one(tx, first, Execution) or get_one(tx, later, Execution))

@@ -148,6 +148,15 @@ async def get_executions(db: Database, ids: Sequence[str]) -> dict[str, Executio
     return {row.id: row for row in await db.read(lambda tx: get_all(tx, statement, Execution))}
 
 
+async def call_of_token(db: Database, principal: str, token: str) -> Execution | None:
+    """The call this token stands for: the call that claimed it, else a call that waits to."""
+    claim = select(_claims.c.execution_id).filter_by(principal=principal, token=token)
+    first = select(_table).where(_table.c.id == claim.scalar_subquery())
+    waiting = {"principal": principal, "idempotency_token": token, "status": "pending_confirmation"}
+    later = select(_table).filter_by(**waiting).order_by(_table.c.created_at).limit(1)
+    return await db.read(lambda tx: get_one(tx, first, Execution) or get_one(tx, later, Execution))
+
+
 async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
     """Ends the calls that were executing in processes whose heartbeat stopped, and gives them.
 
