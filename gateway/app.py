@@ -245,7 +245,7 @@ class Assembly:
         )
         alone = self.settings.server.workers == 1 and self.settings.store.url.startswith("sqlite")
         shared = None if alone else self.db  # other processes count as well
-        self.limits = Admission(self.settings.limits.max_concurrent_calls, shared_db=shared)
+        self.admission = Admission(self.settings.limits.max_concurrent_calls, shared_db=shared)
 
     async def load_catalog(self) -> None:
         """Builds the tools from cached definitions, and the parts that keep them up to date."""
@@ -298,7 +298,7 @@ class Assembly:
         approvals = Approvals(db, seal, signals, *views, replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
-        send = Sender(*ways, self.limits, db, work, link)
+        send = Sender(*ways, self.admission, db, work, link)
         sign_in = SignInQuestions(
             self.credentials, seal, signals, lambda: approvals.draining
         ).ensure
@@ -325,7 +325,7 @@ class Assembly:
         identity = Identity(self.catalog.current.settings, self.public_url, self._fetch_keys)
         self.catalog.on_change(lambda: self._follow_settings(identity))
         rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
-        requests = UpstreamRequests(self.upstreams, self.limits, self.credentials)
+        requests = UpstreamRequests(self.upstreams, self.admission, self.credentials)
         mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
         mcp.listen_to(self.signals)
         certificates = Certificates(self.folder, self.egress.certificate_ends)
@@ -459,7 +459,7 @@ class Assembly:
         refuse_edit(edited, self.catalog.current)
         names = await self.catalog.apply(edited)  # where it raises, nothing of the edit holds
         self.egress.follow(**edited.network.rules)
-        self.limits.resize(edited.limits.max_concurrent_calls)
+        self.admission.resize(edited.limits.max_concurrent_calls)
         if edited.cache != before.cache:
             self.fetcher.remember(edited.cache)
         network_changed = edited.network != before.network

@@ -54,7 +54,7 @@ class Admission:
         self._clock = clock
         self._overall = Slots(max_concurrent_calls, "The gateway")
         self._large_answers = asyncio.Semaphore(limits.LARGE_ANSWERS)
-        self._circuits: dict[str, ApiHealth] = {}
+        self._health: dict[str, ApiHealth] = {}
         self._windows = Throttle(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
@@ -65,13 +65,13 @@ class Admission:
         """The health that a request passes through; refuses where the rate limit is used up."""
         if limit is not None:
             await self._count(connection, principal, limit)
-        return self.call(connection, principal, limit)
+        return self.health_of(connection, principal, limit)
 
     async def _count(self, connection: str, principal: str, limit: RateLimit) -> None:
         owner = "" if limit.per == "connection" else principal
         key, requests, seconds = f"{connection}\0{owner}", limit.requests, limit.window_seconds
         if self._shared_db is None:
-            wait = self._windows.wait_for(key, requests, seconds)
+            wait = self._windows.window_wait(key, requests, seconds)
         else:
             wait = await take_of_window(
                 self._shared_db, key, requests=requests, seconds=seconds, now=time.time()
@@ -81,18 +81,18 @@ class Admission:
         if self._shared_db is None:
             self._windows.count(key, seconds)
 
-    def call(
+    def health_of(
         self, connection: str, principal: str = "", limit: RateLimit | None = None
     ) -> ApiHealth:
         """The health of a connection: each call runs as its block."""
         is_per_user = limit is not None and limit.per == "user"
-        circuit = f"{connection} {principal}" if is_per_user else connection
-        health = self._circuits.get(circuit)
+        key = f"{connection} {principal}" if is_per_user else connection
+        health = self._health.get(key)
         if health is None:
-            if len(self._circuits) >= limits.MAX_REMEMBERED:  # of many people: learnt again
-                self._circuits.clear()
+            if len(self._health) >= limits.MAX_REMEMBERED:  # of many people: learnt again
+                self._health.clear()
             slots = Slots(limits.CALLS_PER_CONNECTION, "The connection")
-            health = self._circuits[circuit] = ApiHealth(self._clock, slots, self._overall)
+            health = self._health[key] = ApiHealth(self._clock, slots, self._overall)
         return health
 
     def room_for_large(self, connection: str, more_than: int = 0) -> Room:
@@ -100,7 +100,7 @@ class Admission:
 
         A connection has one large answer at a time, all connections together a few.
         """
-        semaphores = (self.call(connection).large_answers, self._large_answers)
+        semaphores = (self.health_of(connection).large_answers, self._large_answers)
         return Room(max(limits.LARGE_BYTES, more_than), semaphores)
 
 
@@ -121,13 +121,13 @@ class ApiHealth:
     paused_until: float = 0.0
 
     async def __aenter__(self) -> ApiHealth:
-        self.check_rest()  # before queueing as well: a refusal need not wait
+        self.refuse_if_resting()  # before queueing as well: a refusal need not wait
         taken_slots = []
         try:
             for slots in (self.slots, self.overall):
                 await slots.take()
                 taken_slots.append(slots)
-            self.check_rest()
+            self.refuse_if_resting()
         except BaseException:
             for slots in taken_slots:
                 slots.free()
@@ -162,7 +162,7 @@ class ApiHealth:
         unsent = not error.sent and error.code == "upstream_unreachable"
         return unsent and method in ("GET", "HEAD") and self.failures == 0
 
-    def check_rest(self) -> None:
+    def refuse_if_resting(self) -> None:
         """Refuses a call to an API that asked for a pause, or that has failed too often."""
         now = self.clock()
         if now < self.paused_until:
@@ -305,7 +305,7 @@ class Throttle:
         self._clock = clock
         self._times: LRUCache[str, deque[float]] = LRUCache(limits.MAX_REMEMBERED)
 
-    def wait_for(self, key: str, bound: int, seconds: float) -> float:
+    def window_wait(self, key: str, bound: int, seconds: float) -> float:
         """The seconds until the window holds fewer than the bound; 0.0: it does now."""
         times = self._times.get(key, ())
         return max(0.0, times[-bound] + seconds - self._clock()) if len(times) >= bound else 0.0
@@ -317,10 +317,10 @@ class Throttle:
             times.popleft()
         times.append(now)
 
-    def wait(self, source: str) -> float:
+    def failure_wait(self, source: str) -> float:
         """Seconds until the next attempt of this source is looked at; 0: now."""
         bounds = (("all", limits.ALL_FAILURES_A_MINUTE), (f"of {source}", limits.FAILURES_A_MINUTE))
-        return max(self.wait_for(key, bound, 60.0) for key, bound in bounds)
+        return max(self.window_wait(key, bound, 60.0) for key, bound in bounds)
 
     def count_failure(self, source: str) -> None:
         """Counts a wrong attempt."""

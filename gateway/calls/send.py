@@ -63,7 +63,7 @@ class Sender:
     own_egress: Egress
     credentials: Credentials
     upstreams: Upstreams
-    limits: Admission
+    admission: Admission
     db: Database
     work: RunInWorker
     sign_in_link: MakeSignInLink
@@ -82,9 +82,9 @@ class Sender:
     ) -> Result:
         request = _request(attempt, prepared, operation)
         owner, principal = attempt.principal, attempt.caller.principal
-        health = await self.limits.admit(prepared.name, owner, prepared.rate_limit)
+        health = await self.admission.admit(prepared.name, owner, prepared.rate_limit)
         limits = attempt.snapshot.settings.limits
-        with self.limits.room_for_large(prepared.name, attempt.max_output_bytes) as room:
+        with self.admission.room_for_large(prepared.name, attempt.max_output_bytes) as room:
             send = partial(
                 self.own_egress.send if attempt.state.origin == "demo" else self.egress.send,
                 deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
@@ -158,8 +158,8 @@ class Sender:
             ask = make_asker(caller, attempt.redactor, seconds, attempt.put_questions)
         params = _params(attempt, prepared, operation, may_ask=ask is not None)
         principal = attempt.principal
-        health = await self.limits.admit(prepared.name, principal, prepared.rate_limit)
-        with self.limits.room_for_large(prepared.name, attempt.max_output_bytes) as room:
+        health = await self.admission.admit(prepared.name, principal, prepared.rate_limit)
+        with self.admission.room_for_large(prepared.name, attempt.max_output_bytes) as room:
             callbacks = (_progress(attempt), ask, _notice(attempt))
             hooks = Hooks(*callbacks, caller.askable if ask else None, room.holds)
             async with health:
@@ -313,10 +313,12 @@ class UpstreamRequests:
     that can answer: on the request's own stream, or, from 2026-07-28, as the answer itself.
     """
 
-    def __init__(self, upstreams: Upstreams, limits: Admission, credentials: Credentials) -> None:
+    def __init__(
+        self, upstreams: Upstreams, admission: Admission, credentials: Credentials
+    ) -> None:
         self.upstreams = upstreams
         self._credentials = credentials
-        self._limits = limits
+        self._admission = admission
 
     async def ask(
         self,
@@ -336,7 +338,7 @@ class UpstreamRequests:
         make_redactor = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
         ask = make_asker(caller, await make_redactor(), ask_seconds)
         hooks = Hooks(caller.progress, ask, caller.notice, caller.askable or None)
-        async with await self._limits.admit(name, principal, prepared.rate_limit) as health:
+        async with await self._admission.admit(name, principal, prepared.rate_limit) as health:
             try:
                 result = await self.upstreams.request(
                     name, method, outgoing, principal=principal, hooks=hooks, relay_input=may_relay

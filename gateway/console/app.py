@@ -216,7 +216,7 @@ class Console:
         if request.method != "POST" and not link:
             return self._sign_in_page()
         address, sessions = request.client.host if request.client else "", self.backend.sessions
-        if (wait := self._throttle.wait(address)) > 0:
+        if (wait := self._throttle.failure_wait(address)) > 0:
             seconds = math.ceil(wait)
             page = self._sign_in_page(f"Too many attempts. Try again in {seconds} s.", 429)
             page.headers["retry-after"] = str(seconds)

@@ -336,7 +336,7 @@ class SignInPages:
         if not onward.startswith(("/oauth/authorize?", CONNECT_PATH)):
             onward = "/console"
         address = request.client.host if request.client else ""
-        if self._throttle.wait(address) > 0:
+        if self._throttle.failure_wait(address) > 0:
             return self._token_page(onward, "Too many attempts. Try again in a minute.", 429)
         try:
             cookie = await self.at.sessions.open_by_token(form.get("token", ""))

@@ -370,7 +370,7 @@ class Gateway:
         """Records a call of a tool that this caller does not have, though another one may."""
         self.unknown_calls += 1
         principal = inquiry.principal.name
-        if self._unknown_throttle.wait(principal) > 0:
+        if self._unknown_throttle.failure_wait(principal) > 0:
             return
         self._unknown_throttle.count_failure(principal)
         error = Refused("access_denied", "there is no such tool for this caller")

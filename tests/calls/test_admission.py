@@ -79,7 +79,7 @@ async def test_call_over_the_bound_waits_its_turn_and_then_runs() -> None:
     limits = Admission(1)
     order: list[str] = []
     async with asyncio.timeout(60):
-        async with limits.call("a"):
+        async with limits.health_of("a"):
             waiting = asyncio.create_task(_run(limits, "b", order))
             await asyncio.sleep(0)
             order.append("a")
@@ -88,18 +88,18 @@ async def test_call_over_the_bound_waits_its_turn_and_then_runs() -> None:
 
 
 async def _run(limits: Admission, connection: str, order: list[str]) -> None:
-    async with limits.call(connection):
+    async with limits.health_of(connection):
         order.append(connection)
 
 
 async def test_call_that_waits_too_long_is_told_busy() -> None:
     limits = Admission(1)
-    async with limits.call("a"):
+    async with limits.health_of("a"):
         with pytest.raises(Overloaded) as error:
-            async with limits.call("b"):
+            async with limits.health_of("b"):
                 pass
         assert refusal(error.value) == ("busy", 1)
-    async with limits.call("b"):
+    async with limits.health_of("b"):
         pass
 
 
@@ -107,14 +107,14 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
     limits = Admission(1000)
     async with AsyncExitStack() as stack:
         for _ in range(CALLS_PER_CONNECTION):
-            await stack.enter_async_context(limits.call("a"))
+            await stack.enter_async_context(limits.health_of("a"))
         order: list[str] = []
         waiting = [asyncio.create_task(_run(limits, "a", order)) for _ in range(MAX_WAITING_CALLS)]
         await asyncio.sleep(0)
         with raises(Overloaded, code="busy"):
-            async with limits.call("a"):
+            async with limits.health_of("a"):
                 pass
-        async with limits.call("b"):  # another connection has slots of its own
+        async with limits.health_of("b"):  # another connection has slots of its own
             pass
     await soon(asyncio.gather(*waiting))
     assert len(order) == MAX_WAITING_CALLS
@@ -141,13 +141,13 @@ async def _hold(slots: Slots) -> None:
 
 async def test_a_new_bound_holds_for_calls_to_come() -> None:
     limits = Admission(1)
-    async with limits.call("a"):
+    async with limits.health_of("a"):
         limits.resize(2)
-        async with limits.call("b"):
+        async with limits.health_of("b"):
             limits.resize(1)
-    async with limits.call("a"):
+    async with limits.health_of("a"):
         with raises(Overloaded, code="busy"):
-            async with limits.call("b"):
+            async with limits.health_of("b"):
                 pass
 
 
@@ -157,13 +157,13 @@ async def test_a_new_bound_holds_for_calls_to_come() -> None:
 async def fail(limits: Admission, times: int = 1) -> None:
     for _ in range(times):
         with suppress(NoAnswer):
-            async with limits.call("c"):
+            async with limits.health_of("c"):
                 raise lost()
 
 
 async def refused(limits: Admission) -> tuple[str, int] | None:
     try:
-        async with limits.call("c") as outcome:
+        async with limits.health_of("c") as outcome:
             outcome.note_answer(200)
     except Overloaded as error:
         return refusal(error)
@@ -188,7 +188,7 @@ async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_pro
 async def test_only_one_call_probes_an_open_circuit(clock: Clock, limits: Admission) -> None:
     await fail(limits, 5)
     clock.now += 10
-    async with limits.call("c") as probe:
+    async with limits.health_of("c") as probe:
         assert await refused(limits) == ("circuit_open", 10)
         probe.note_failure()
     assert await refused(limits) == ("circuit_open", 10)
@@ -199,7 +199,7 @@ async def test_probe_that_is_given_up_makes_room_for_the_next(
 ) -> None:
     await fail(limits, 5)
     clock.now += 10
-    async with limits.call("c"):
+    async with limits.health_of("c"):
         pass
     assert await refused(limits) == ("circuit_open", 10)
     clock.now += 10
@@ -213,7 +213,7 @@ async def test_answers_of_a_broken_api_open_the_circuit(
     limits: Admission, status: int, opens: bool
 ) -> None:
     for _ in range(5):
-        async with limits.call("c") as outcome:
+        async with limits.health_of("c") as outcome:
             outcome.note_answer(status)
     assert (await refused(limits) is not None) is opens
 
@@ -225,7 +225,7 @@ async def test_answers_of_a_broken_api_open_the_circuit(
 async def test_retry_after_of_the_api_is_kept_to(
     clock: Clock, limits: Admission, status: int
 ) -> None:
-    async with limits.call("c") as outcome:
+    async with limits.health_of("c") as outcome:
         outcome.note_answer(status, "7")
     assert await refused(limits) == ("rate_limited", 7)
     clock.now += 7
@@ -272,17 +272,17 @@ def lost(code: str = "upstream_unreachable", sent: bool = False) -> NoAnswer:
 async def test_only_a_read_that_never_left_may_be_repeated(
     method: str, error: NoAnswer, may: bool
 ) -> None:
-    async with Admission().call("c") as outcome:
+    async with Admission().health_of("c") as outcome:
         assert outcome.may_retry(method, error) is may
 
 
 async def test_an_api_that_fails_is_not_asked_twice_as_often() -> None:
     limits = Admission()
     await fail(limits)
-    async with limits.call("c") as passage:
+    async with limits.health_of("c") as passage:
         assert not passage.may_retry("GET", lost())
         passage.note_answer(200)
-    async with limits.call("c") as passage:
+    async with limits.health_of("c") as passage:
         assert passage.may_retry("GET", lost())
 
 

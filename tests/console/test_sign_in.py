@@ -197,17 +197,17 @@ def test_a_minute_without_failures_forgets_them() -> None:
     throttle = Throttle(lambda: now[0])
     for _ in range(FAILURES_A_MINUTE):
         throttle.count_failure("a")
-    assert throttle.wait("a") == 60
-    assert throttle.wait("b") == 0
+    assert throttle.failure_wait("a") == 60
+    assert throttle.failure_wait("b") == 0
     now[0] = 60
-    assert throttle.wait("a") == 0
+    assert throttle.failure_wait("a") == 0
 
 
 def test_many_addresses_together_are_slowed_down_too() -> None:
     throttle = Throttle(lambda: 0.0)
     for i in range(ALL_FAILURES_A_MINUTE):
         throttle.count_failure(f"address {i}")
-    assert throttle.wait("a new one") == 60
+    assert throttle.failure_wait("a new one") == 60
 
 
 @pytest.mark.parametrize("look", [{"method": "HEAD"}, {"headers": {"sec-purpose": "prefetch"}}])
