@@ -41,9 +41,9 @@ from gateway.calls.record import (
     Attempt,
     Caller,
     Door,
-    is_refusal,
-    status_in,
-    status_of,
+    is_upstream_refusal,
+    status_of_error,
+    status_of_result,
     with_token,
 )
 from gateway.calls.redact import Redactor
@@ -154,7 +154,7 @@ class Invoker:
         except asyncio.CancelledError:
             self._record_departure(attempt)
             raise
-        self.record(attempt.execution(status_in(result), result))
+        self.record(attempt.execution(status_of_result(result), result))
         return result
 
     async def _make_in_background(self, attempt: Attempt, approval: Approval | None) -> Result:
@@ -181,7 +181,7 @@ class Invoker:
         try:
             result = attempt.with_meta(await self._send(attempt, self._prepared_of(attempt)))
             result = with_token(result, attempt.token)
-            execution = attempt.execution(status_in(result), result)
+            execution = attempt.execution(status_of_result(result), result)
         except (asyncio.CancelledError, Exception) as error:
             return await self._record_failure_on_disk(attempt, error)
         await self._record_end(execution)
@@ -288,7 +288,7 @@ class Invoker:
     def _record_failure(self, attempt: Attempt, error: GatewayError) -> Result:
         """Records that a call without a row failed, in whichever way."""
         result = attempt.failure_result(error)
-        self.record(attempt.execution(status_of(error), result, error))
+        self.record(attempt.execution(status_of_error(error), result, error))
         return result
 
     async def _record_failure_on_disk(self, attempt: Attempt, cause: BaseException) -> Result:
@@ -298,10 +298,10 @@ class Invoker:
             task.uncancel()  # the task is the call's own: it goes on to record how the call ended
         error, sent = _error_for_caller(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
-        if sent and not is_refusal(error) and attempt.tool.access != "read":
+        if sent and not is_upstream_refusal(error) and attempt.tool.access != "read":
             error = attempt.unknown_error(error.code) if in_doubt else _unsure_error(error)
         result = attempt.failure_result(error)
-        await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)
+        await self._record_end(attempt.execution(status_of_error(error), result, error), sent=sent)
         return result
 
     async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:

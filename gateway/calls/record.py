@@ -167,8 +167,8 @@ class Attempt(Struct):
         failure = self.redactor.json(error.as_dict()) if error is not None else None
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
-        if isinstance(error, UpstreamFailed) and not error.sent:
-            self.sent_at = None  # no part of the request went out
+        # None as well where no part of the request went out.
+        sent_at = None if isinstance(error, UpstreamFailed) and not error.sent else self.sent_at
         finished = status not in GOING_ON
         args_json = self._arguments_json()
         return Execution(
@@ -184,7 +184,7 @@ class Attempt(Struct):
             args_digest=digest(args_json),
             created_at=self.created_at,
             revision=self.snapshot.revision,
-            result=self._outcome(status, result, failure) if finished else None,
+            result=self._outcome(status, result, failure, sent_at) if finished else None,
             error_code=failure["code"] if failure else None,
             upstream_status=self.upstream_status,
             idempotency_token=self.token,
@@ -214,6 +214,7 @@ class Attempt(Struct):
         status: ExecutionStatus,
         result: Mapping[str, Any] | None,
         failure: Mapping[str, Any] | None,
+        sent_at: float | None,
     ) -> dict[str, Any]:
         # The result of a background call can be read from its record only.
         bound = 2 * self.max_output_bytes if self.background else MAX_RECORDED_BYTES
@@ -225,7 +226,7 @@ class Attempt(Struct):
         }
         if self.upstream_ms is not None:
             outcome["upstream_ms"] = self.upstream_ms
-            outcome["sent_at"] = self.sent_at
+            outcome["sent_at"] = sent_at
             if self.retried_at is not None:
                 outcome["retried_at"] = self.retried_at
         if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
@@ -237,7 +238,7 @@ class Attempt(Struct):
     def failure_result(self, error: GatewayError) -> Result:
         """What the caller of a failed call gets."""
         structured = {"error": self.redactor.json(error.as_dict())}
-        text, status = self.redactor.text(error.sentence), status_of(error)
+        text, status = self.redactor.text(error.sentence), status_of_error(error)
         return self._own_result(status, text, structured)
 
     def pending_result(self, status: ExecutionStatus, text: str) -> Result:
@@ -262,7 +263,8 @@ class Attempt(Struct):
 
     def with_meta(self, result: Result) -> Result:
         """The result with the fields that describe its call; warnings for programs and as text."""
-        result = {**result, "_meta": {**result.get("_meta", {}), **self.meta(status_in(result))}}
+        meta = self.meta(status_of_result(result))
+        result = {**result, "_meta": {**result.get("_meta", {}), **meta}}
         if not self.warnings:
             return result
         warnings = self.redactor.json(list(self.warnings))
@@ -287,7 +289,7 @@ class Attempt(Struct):
         )
 
 
-def refusal_of(
+def record_without_tool(
     snapshot: Snapshot,
     caller: Caller,
     tool: str,
@@ -296,7 +298,10 @@ def refusal_of(
     connection: str = "",
     arguments: Mapping[str, Any] | None = None,
 ) -> Execution:
-    """The record of a call that found no tool; a hidden tool and a missing one look the same."""
+    """The record of a call that found no tool; a hidden tool and a missing one look the same.
+
+    Also of a raw request that was refused before it had one.
+    """
     name = cut(tool, MAX_QUOTE_CHARS)
     no_tool = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
     attempt = Attempt(snapshot, no_tool, no_tool, arguments or {}, caller, {}, Redactor(()), "")
@@ -383,18 +388,18 @@ def mention_rename(result: Result, name: str, tool: Tool) -> Result:
     return with_line(result, words, {RENAMED_META: {"from": name, "to": tool.name}})
 
 
-def status_in(result: Result) -> ExecutionStatus:
+def status_of_result(result: Result) -> ExecutionStatus:
     """The status of a call that had this result."""
     return "failed" if result.get("isError") else "completed"
 
 
-def is_refusal(error: GatewayError) -> bool:
+def is_upstream_refusal(error: GatewayError) -> bool:
     """Whether it is the other side's own refusal: known, and final."""
     is_readable = not isinstance(error, UpstreamUnreadable)
     return is_readable and error.code in ("upstream_error", "sign_in_required")
 
 
-def status_of(error: GatewayError) -> ExecutionStatus:
+def status_of_error(error: GatewayError) -> ExecutionStatus:
     """The status of a call after this error."""
     if error.code == "approval_expired" and not isinstance(error, ApprovalVoid):
         return "expired"

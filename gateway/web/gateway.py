@@ -27,7 +27,7 @@ from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments, whole_numbers
 from gateway.calls.call import Invoker
-from gateway.calls.record import Caller, Door, mention_rename, refusal_of
+from gateway.calls.record import Caller, Door, mention_rename, record_without_tool
 from gateway.calls.result_forms import error_result, value_result
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
@@ -374,7 +374,7 @@ class Gateway:
             return
         self._unknown_throttle.count_failure(principal)
         error = Refused("access_denied", "there is no such tool for this caller")
-        self.invoker.record(refusal_of(inquiry.snapshot, inquiry.caller, name, error))
+        self.invoker.record(record_without_tool(inquiry.snapshot, inquiry.caller, name, error))
 
     async def _call_upstream(
         self, inquiry: Inquiry, tool: Tool, arguments: dict[str, Any]

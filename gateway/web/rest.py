@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.calls.questions import DECISIONS
-from gateway.calls.record import BACKGROUND_META, GOING_ON, TOKEN_META, Caller, refusal_of
+from gateway.calls.record import BACKGROUND_META, GOING_ON, TOKEN_META, Caller, record_without_tool
 from gateway.config.file import parse_permissions
 from gateway.errors import (
     STATUS_OF_CODE,
@@ -301,10 +301,10 @@ async def proxy(inquiry: Inquiry, request: Request, posted: Any = None) -> Respo
         inquiry.gateway.note_unknown(inquiry, f"{PROXY} {raw.connection}")
         raise
     except Refused as error:
-        about = {"method": raw.method, "path": raw.path}
-        snapshot, source, connection = inquiry.snapshot, inquiry.caller, raw.connection
-        refusal = refusal_of(snapshot, source, PROXY, error, connection=connection, arguments=about)
-        inquiry.gateway.invoker.record(refusal)
+        arguments = {"method": raw.method, "path": raw.path}
+        about: Json = {"connection": raw.connection, "arguments": arguments}
+        record = record_without_tool(inquiry.snapshot, inquiry.caller, PROXY, error, **about)
+        inquiry.gateway.invoker.record(record)
         raise
     caller = _caller(inquiry, request, posted)
     call = inquiry.call(tool, raw.arguments, caller, unattended=True, raw=raw, judged_tool=judged)
