@@ -19,7 +19,7 @@ from msgspec import structs
 
 from gateway.model import new_id
 from gateway.store.database import Database
-from gateway.store.ledger import begin, begin_in, get_execution, record_finished
+from gateway.store.ledger import begin_execution, begin_execution_in, get_execution, record_finished
 from gateway.store.tables import Execution
 
 SECONDS = 2.0
@@ -72,9 +72,9 @@ async def read_times(db: Database, id: str, count: int = 300) -> list[float]:
 async def reads_during_writes(db: Database) -> tuple[float, float]:
     """The median of a read alone and while eight tasks write, in ms."""
     first = row()
-    await begin(db, first)
+    await begin_execution(db, first)
     alone = await read_times(db, first.id)
-    writing = asyncio.create_task(rate(lambda: begin(db, row()), 8))
+    writing = asyncio.create_task(rate(lambda: begin_execution(db, row()), 8))
     beside = await read_times(db, first.id)
     await writing
     return statistics.median(alone) * 1e3, statistics.median(beside) * 1e3
@@ -92,10 +92,12 @@ async def soon_cost(db: Database, count: int = 5000) -> float:
 async def bench(url: str) -> None:
     async with Database(url) as db:
         # As if there were no group commit: each unit its own transaction.
-        alone, cpu = await rate(lambda: db.engine.transact(lambda tx: begin_in(tx, row())), 32)
+        alone, cpu = await rate(
+            lambda: db.engine.transact(lambda tx: begin_execution_in(tx, row())), 32
+        )
         show("writes on disk, one commit each", f"{alone:.0f}/s", 1.0, cpu)
         for at_once in (1, 32, 256):
-            grouped, cpu = await rate(lambda: begin(db, row()), at_once)
+            grouped, cpu = await rate(lambda: begin_execution(db, row()), at_once)
             show(f"group commit, {at_once} at once", f"{grouped:.0f}/s", grouped / alone, cpu)
         quiet, beside = await reads_during_writes(db)
         show("a read beside writers, against alone", f"{beside:.2f} ms", beside / quiet)

@@ -223,7 +223,7 @@ class Invoker:
         """Puts the call on disk; gives the first call's answer where its token was used before."""
         execution = attempt.execution("executing")
         if approval is None:
-            claim = await ledger.begin(self._db, execution)
+            claim = await ledger.begin_execution(self._db, execution)
         else:
             claim = await use_approval(self._db, approval, execution, time.time())
         if claim.is_new:
@@ -305,7 +305,7 @@ class Invoker:
         return result
 
     async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:
-        await ledger.finish(self._db, execution, sent=sent)
+        await ledger.finish_execution(self._db, execution, sent=sent)
         self._tell_listeners(execution)
 
     def _tell_listeners(self, execution: Execution) -> None:

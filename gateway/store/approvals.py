@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, get_all, get_one, is_seen, signal, upsert, values
-from gateway.store.ledger import Claim, begin, insert_in, signal_end_in
+from gateway.store.ledger import Claim, begin_execution, insert_in, signal_end_in
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
 _approvals = tables.approvals
@@ -88,7 +88,7 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
     def use(tx: Connection) -> bool:
         return bool(_set_status(tx, is_usable, "used", now))
 
-    return await begin(db, execution, use, f"approval {approval.id}")
+    return await begin_execution(db, execution, use, f"approval {approval.id}")
 
 
 async def get_approval(db: Database, id: str) -> Approval | None:

@@ -1,11 +1,12 @@
 """The ledger: one row for every call and what became of it.
 
-A write call is on disk before it is sent (`begin`) and again when it is done (`finish`); a read
-call is one row, written soon after (`record_finished`). A row that is `executing` while its process
-is gone becomes `unknown`: nobody knows whether it happened, so nobody may send it again.
+A write call is on disk before it is sent (`begin_execution`) and again when it is done
+(`finish_execution`); a read call is one row, written soon after (`record_finished`). A row that is
+`executing` while its process is gone becomes `unknown`: nobody knows whether it happened, so nobody
+may send it again.
 
-`begin` is also where an idempotency token is claimed, in the same transaction: there is never a
-token without its row. Over all replicas, the first call wins.
+`begin_execution` is also where an idempotency token is claimed, in the same transaction: there is
+never a token without its row. Over all replicas, the first call wins.
 
 An answer too large to hand out at once is kept beside the ledger, for a while and for its owner.
 """
@@ -59,7 +60,7 @@ class Claim:
     execution: Execution | None = None
 
 
-async def begin(
+async def begin_execution(
     db: Database,
     execution: Execution,
     use: Callable[[Connection], bool] = lambda tx: True,
@@ -73,7 +74,7 @@ async def begin(
     token = execution.idempotency_token
 
     def unit(tx: Connection) -> Claim:
-        claim = begin_in(tx, execution)
+        claim = begin_execution_in(tx, execution)
         if claim is None or (claim.is_new and not use(tx)):
             raise NotApproved(
                 "approval_expired",
@@ -92,8 +93,8 @@ async def begin(
         raise
 
 
-def begin_in(tx: Connection, execution: Execution) -> Claim | None:
-    """`begin` inside a unit; None: the execution was begun or ended before."""
+def begin_execution_in(tx: Connection, execution: Execution) -> Claim | None:
+    """`begin_execution` inside a unit; None: the execution was begun or ended before."""
     token = {"principal": execution.principal, "token": execution.idempotency_token}
     call = {"tool": execution.tool, "args_digest": execution.args_digest}
     claim = {**token, **call, "execution_id": execution.id}
@@ -106,7 +107,7 @@ def begin_in(tx: Connection, execution: Execution) -> Claim | None:
     return Claim(True) if insert_rows(tx, _table, [asdict(execution)], on_conflict) else None
 
 
-async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bool:
+async def finish_execution(db: Database, execution: Execution, *, sent: bool = True) -> bool:
     """Puts the end of a call on disk; False if it had ended before.
 
     `sent=False`: the call never reached the upstream, so its token may be used again.
@@ -132,8 +133,8 @@ def record_finished(db: Database, execution: Execution) -> bool:
     encoded_values = {name: json_bytes(row[name]) for name in JSON_COLUMNS if row[name] is not None}
     size = sum(map(len, encoded_values.values()))
     row |= encoded_values
-    # The row of a call that was begun stays: `begin` and `finish` have written it. Rows go many at
-    # once: the writing thread and the event loop hold each other up for each statement.
+    # The row of a call that was begun stays: it is written already. Rows go many at once: the
+    # writing thread and the event loop hold each other up for each statement.
     return db.write_soon(lambda tx: add_row(tx, _table, row), size, within=REST_SECONDS)
 
 

@@ -22,7 +22,7 @@ from gateway.outbound.client import Egress, NoAnswer
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.housekeeping import beat, leave
-from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
+from gateway.store.ledger import Filter, begin_execution, list_executions, mark_unknown
 from gateway.store.secrets import Seal
 from gateway.store.tables import Replica
 from tests.calls.lines import ANN, attempt, find, snapshot, tool
@@ -183,7 +183,7 @@ class TokenLedger(RuleBasedStateMachine):
     def crash_while_sending(self, token: str, book: str) -> None:
         made = attempt(arguments={"book": book})
         made.replica, made.token = self.replica, token
-        begun = self.run(begin(self.db, made.execution("executing")))
+        begun = self.run(begin_execution(self.db, made.execution("executing")))
         if begun.is_new:
             self.sent.append(token)
             self.model[token] = (book, "unknown")

@@ -24,7 +24,7 @@ from gateway.store.approvals import (
 )
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
-from gateway.store.ledger import Claim, begin, get_execution
+from gateway.store.ledger import Claim, begin_execution, get_execution
 from gateway.store.tables import Approval, Execution, StandingGrant
 from tests.store.rows import approval, execution, grant
 
@@ -169,7 +169,7 @@ async def test_approval_is_bound_to_its_call_and_time(
 
 async def test_replayed_call_does_not_use_the_approval_up(approved: Database) -> None:
     first = execution(id="e0", idempotency_token="t1")
-    await begin(approved, first)
+    await begin_execution(approved, first)
 
     begun = await use_approval(approved, APPROVED, execution(idempotency_token="t1"), 1020.0)
 
@@ -181,7 +181,7 @@ async def test_refused_use_leaves_the_token_free(asked: Database) -> None:
     with pytest.raises(Refused):
         await use_approval(asked, approval(), execution(idempotency_token="t1"), 1020.0)
 
-    assert await begin(asked, execution(id="e2", idempotency_token="t1")) == Claim(True)
+    assert await begin_execution(asked, execution(id="e2", idempotency_token="t1")) == Claim(True)
 
 
 async def test_undecided_and_unused_approvals_expire_with_their_executions(

@@ -21,8 +21,8 @@ from gateway.store.ledger import (
     Claim,
     Filter,
     Page,
-    begin,
-    finish,
+    begin_execution,
+    finish_execution,
     get_execution,
     get_executions,
     insert_in,
@@ -47,11 +47,11 @@ WITH_TOKEN = execution(idempotency_token="t1")
 
 
 async def test_begun_and_finished_call_is_one_whole_row_and_ends_once(db: Database) -> None:
-    assert await begin(db, execution()) == Claim(True)
+    assert await begin_execution(db, execution()) == Claim(True)
     assert await get_execution(db, "e1") == execution()
 
-    assert await finish(db, DONE)
-    assert not await finish(db, replace(DONE, status="failed"))
+    assert await finish_execution(db, DONE)
+    assert not await finish_execution(db, replace(DONE, status="failed"))
     assert await get_executions(db, ["e1", "e2"]) == {"e1": DONE}
 
 
@@ -61,16 +61,16 @@ async def test_execution_that_is_past_waiting_is_not_begun_again(db: Database, s
     await add_execution(db, before)
 
     with pytest.raises(NotApproved):
-        await begin(db, WITH_TOKEN)
+        await begin_execution(db, WITH_TOKEN)
 
     assert await get_execution(db, "e1") == before
-    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Claim(True)
+    assert await begin_execution(db, replace(WITH_TOKEN, id="e2")) == Claim(True)
 
 
 async def test_recording_does_not_overwrite_a_call_that_was_begun(db: Database) -> None:
-    await begin(db, execution())
+    await begin_execution(db, execution())
     record_finished(db, replace(DONE, status="failed"))
-    await finish(db, DONE)
+    await finish_execution(db, DONE)
 
     assert await get_execution(db, "e1") == DONE
 
@@ -78,9 +78,9 @@ async def test_recording_does_not_overwrite_a_call_that_was_begun(db: Database) 
 async def test_of_many_claims_of_one_token_exactly_one_is_new(
     db: Database, other_db: Database
 ) -> None:
-    claims = [begin((db, other_db)[n % 2], replace(WITH_TOKEN, id=f"e{n}")) for n in range(50)]
+    calls = [replace(WITH_TOKEN, id=f"e{n}") for n in range(50)]
 
-    begun = await asyncio.gather(*claims)
+    begun = await asyncio.gather(*map(begin_execution, (db, other_db) * 25, calls))
 
     new = [each.is_new for each in begun]
     winner = f"e{new.index(True)}"
@@ -92,7 +92,7 @@ async def test_call_whose_caller_left_during_the_commit_ends_unsent(db: Database
     committing = asyncio.Event()
     loop = asyncio.get_running_loop()
     other = asyncio.create_task(db.write(lambda tx: loop.call_soon_threadsafe(committing.set)))
-    call = asyncio.create_task(begin(db, WITH_TOKEN))
+    call = asyncio.create_task(begin_execution(db, WITH_TOKEN))
     await soon(committing.wait())
     call.cancel()
     await other
@@ -100,13 +100,13 @@ async def test_call_whose_caller_left_during_the_commit_ends_unsent(db: Database
     await db.write(lambda tx: None)
 
     assert [each.status for each in [await get_execution(db, "e1")] if each] in ([], ["failed"])
-    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Claim(True)
+    assert await begin_execution(db, replace(WITH_TOKEN, id="e2")) == Claim(True)
 
 
 async def test_calls_of_silent_processes_become_unknown(db: Database) -> None:
     for name in ("gone", "silent", "alive"):
         await beat(db, Replica(name, "host", 1, 0.0))
-        await begin(db, execution(id=name, replica=name, idempotency_token=name))
+        await begin_execution(db, execution(id=name, replica=name, idempotency_token=name))
     await add_execution(db, execution(id="waits", status="pending_confirmation", replica="x"))
     await add_execution(db, replace(DONE, id="done", replica="x"))
     await silence(db, "silent", 16.0)
@@ -134,15 +134,15 @@ async def test_calls_of_silent_processes_become_unknown(db: Database) -> None:
         "pending_confirmation",
         "completed",
     ]
-    again = await begin(db, execution(id="e9", idempotency_token="gone"))
+    again = await begin_execution(db, execution(id="e9", idempotency_token="gone"))
     assert again == Claim(False, unknown[0])
 
 
 async def test_process_that_was_only_slow_still_tells_the_truth(db: Database) -> None:
-    await begin(db, execution())
+    await begin_execution(db, execution())
     await mark_unknown(db, now=2000.0)
 
-    assert await finish(db, DONE)
+    assert await finish_execution(db, DONE)
     assert await get_execution(db, "e1") == DONE
 
 

@@ -9,13 +9,12 @@ from msgspec import structs
 from sqlalchemy import Connection, func, insert, select
 
 from gateway.limits import RESULTS_BYTES, STORE_ROWS
-from gateway.store import tables
+from gateway.store import ledger, tables
 from gateway.store.approvals import create_approval, decide_approval
 from gateway.store.catalog import record_changes, save_validation
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
 from gateway.store.housekeeping import sweep
-from gateway.store.ledger import Claim, begin, finish, get_execution, read_result, save_result
 from gateway.store.tables import LargeResult
 from tests.store.rows import add_execution, approval, change, execution, grant
 
@@ -45,16 +44,17 @@ async def test_ledger_keeps_what_is_recent_or_unfinished(db: Database) -> None:
     for row in rows.values():
         await add_execution(db, row)
     with_token = execution(id="token", created_at=OLD, idempotency_token="t1")
-    await begin(db, with_token)
-    await finish(db, structs.replace(with_token, status="completed"))
+    await ledger.begin_execution(db, with_token)
+    await ledger.finish_execution(db, structs.replace(with_token, status="completed"))
 
     swept = await sweep(db, now=NOW, keep_days=30)
 
-    left = {id for id in rows if await get_execution(db, id)}
+    left = {id for id in rows if await ledger.get_execution(db, id)}
     assert left == {"recent", "running", "waiting"}
     assert swept["executions"] == 3
     again = execution(id="again", idempotency_token="t1")
-    assert await begin(db, again) == Claim(True)  # the token went with its execution
+    claim = await ledger.begin_execution(db, again)
+    assert claim == ledger.Claim(True)  # the token went with its execution
 
 
 async def test_more_than_one_part_is_swept(db: Database) -> None:
@@ -86,7 +86,7 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
         await decide_approval(db, id, "denied", by="eve", now=at, usable_until=at)
         found = [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
         await db.write(partial(record_changes, connection=id, changes=found))
-        await save_result(db, LargeResult(id, "ann", 0, "a/b", b"", at))
+        await ledger.save_result(db, LargeResult(id, "ann", 0, "a/b", b"", at))
         await end_session(db, id, at)
         await save_validation(db, id, (), at - 60 * DAY)
         await add(db, "windows", {"key": id, "start": at, "earlier": 0, "current": 1})
@@ -104,18 +104,18 @@ RESULT = LargeResult("r1", "ann", len(BODY), "text/plain", BODY, 100.0)
 
 
 async def test_answer_comes_back_whole_for_its_owner_until_it_expires(db: Database) -> None:
-    await save_result(db, RESULT)
+    await ledger.save_result(db, RESULT)
 
-    assert await read_result(db, "r1", "ann", 99.0) == RESULT
+    assert await ledger.read_result(db, "r1", "ann", 99.0) == RESULT
     for id, principal, now in (("r1", "bob", 99.0), ("r1", "ann", 100.0), ("r2", "ann", 99.0)):
-        assert await read_result(db, id, principal, now) is None
+        assert await ledger.read_result(db, id, principal, now) is None
 
 
 async def test_of_one_principal_the_oldest_goes_when_there_are_too_many(db: Database) -> None:
-    owners = ("ann", "bob", "ann", "ann")
+    half, owners = RESULTS_BYTES // 2, ("ann", "bob", "ann", "ann")
     for n, owner in enumerate(owners):
-        half = RESULTS_BYTES // 2
-        await save_result(db, LargeResult(f"r{n}", owner, half, "text/plain", b"x", 100.0 + n))
+        large_result = LargeResult(f"r{n}", owner, half, "text/plain", b"x", 100.0 + n)
+        await ledger.save_result(db, large_result)
 
-    read = [await read_result(db, f"r{n}", owner, 99.0) for n, owner in enumerate(owners)]
+    read = [await ledger.read_result(db, f"r{n}", owner, 99.0) for n, owner in enumerate(owners)]
     assert [kept is not None for kept in read] == [False, True, True, True]

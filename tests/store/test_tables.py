@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from gateway.errors import ConfigInvalid
 from gateway.store.approvals import create_approval, get_approval
 from gateway.store.database import VERSION, Database, is_current
-from gateway.store.ledger import begin, get_execution
+from gateway.store.ledger import begin_execution, get_execution
 from tests.databases import PostgresServer
 from tests.processes import START_SECONDS
 from tests.store.rows import approval, execution
@@ -65,7 +65,7 @@ async def test_store_from_before_a_column_came_goes_on(db: Database, store_url: 
         assert await get_approval(later, "a1") == approval()
         assert await get_execution(later, "e1") == waiting
         allowed = execution(id="e2", granted={"id": "g1", "by": "eve"}, organization="acme")
-        await begin(later, allowed)
+        await begin_execution(later, allowed)
         assert await get_execution(later, "e2") == allowed
 
 
