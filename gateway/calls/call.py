@@ -31,7 +31,7 @@ import structlog
 from gateway.calls.admission import CallTasks
 from gateway.calls.approvals import ApprovalOrAnswer, Approvals, Target
 from gateway.calls.arguments import fitting_arguments
-from gateway.calls.credentials import Prepared, PreparedConnections, Proof
+from gateway.calls.credentials import PreparedConnection, PreparedConnections, Proof
 from gateway.calls.questions import HeldCalls
 from gateway.calls.record import (
     BACKGROUND_META,
@@ -63,7 +63,7 @@ log = structlog.get_logger("gateway.call")
 
 APPROVED = object()  # the owner of calls that were approved after their callers had left
 Arguments = Mapping[str, Any]
-Send = Callable[[Attempt, Prepared], Awaitable[Result]]
+Send = Callable[[Attempt, PreparedConnection], Awaitable[Result]]
 # None once the caller may call as themselves; else the question for their client.
 SignIn = Callable[[Attempt, Proof], Awaitable[Result | None]]
 
@@ -72,11 +72,7 @@ class Invoker:
     """Carries calls out."""
 
     def __init__(
-        self,
-        prepared: PreparedConnections,
-        send: Send,
-        approvals: Approvals,
-        sign_in: SignIn,
+        self, prepared: PreparedConnections, send: Send, approvals: Approvals, sign_in: SignIn
     ) -> None:
         self._db, self._signals = approvals.db, approvals.signals
         self._send, self._sign_in = send, sign_in
@@ -139,7 +135,7 @@ class Invoker:
         self._check_arguments(attempt)
         prepared = self._prepared_of(attempt)
         if prepared.auth.by_people:
-            question = await self._ask_to_sign_in(attempt, prepared)
+            question = await self._ask_to_sign_in(attempt, prepared.auth)
             if question is not None:
                 return question
         approval, answer = await self._obtain_approval(attempt) if must_ask else (None, None)
@@ -204,10 +200,10 @@ class Invoker:
         if attempt.token is None:
             give_token(attempt)
 
-    async def _ask_to_sign_in(self, attempt: Attempt, prepared: Prepared) -> Result | None:
+    async def _ask_to_sign_in(self, attempt: Attempt, auth: Proof) -> Result | None:
         """The question for the caller's client; None once the caller may call as themselves."""
         with self._recording_departure(attempt):
-            return await self._sign_in(attempt, prepared.auth)
+            return await self._sign_in(attempt, auth)
 
     async def _obtain_approval(self, attempt: Attempt) -> ApprovalOrAnswer:
         """The approval to use up; or the result that the caller gets in place of a new call."""
@@ -241,7 +237,7 @@ class Invoker:
 
     # --- what the steps need ----------------------------------------------------------------------
 
-    def _prepared_of(self, attempt: Attempt) -> Prepared:
+    def _prepared_of(self, attempt: Attempt) -> PreparedConnection:
         return self._prepared.of(attempt.snapshot, attempt.tool.connection)
 
     def _target(self, attempt: Attempt) -> Target:

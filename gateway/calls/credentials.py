@@ -6,16 +6,16 @@ kept until shortly before the token expires, and forgotten when an API rejects i
 goes to the token URL and nowhere else. What people have given by signing in, or as keys of their
 own, is kept and renewed in `sign_in`; a person who has not signed in is told where.
 
-`Prepared` is what every call of a connection needs and no call should work out again: headers,
-injected values, how it proves itself, how often it may be called, the paths that are forbidden,
-and which texts are secret.
+`PreparedConnection` is what every call of a connection needs and no call should work out again:
+headers, injected values, how it proves itself, how often it may be called, the paths that are
+forbidden, and which texts are secret.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import parse_qsl, quote, urlencode
@@ -57,7 +57,7 @@ NOBODY = Principal("")  # for the gateway's own requests
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RequestCredentials:
     """The credentials to add to a request, and the secrets never to be shown afterwards."""
 
     headers: Pairs = ()
@@ -73,7 +73,7 @@ class Proof:
     owner: str  # of its tokens: the connection, or a name that connections share
     settings: Auth
     scheme: str = "Bearer"  # the word before a token
-    ready: Grant | None = field(default=None, repr=False)  # None: it must be asked for
+    ready: RequestCredentials | None = field(default=None, repr=False)  # None: it must be asked for
     key: tuple[str, str] = ("", "")  # the parameter of an API key, and its place
     home: str = ""  # the server that calls go to, as the definition says
     by_people: bool = False  # calls go out with people's own credentials
@@ -106,13 +106,13 @@ def proof_of(
     proof = Proof(owner, settings, scheme, None, key, home, by_people, binding)
     match settings:
         case NoAuth():
-            ready = Grant()
+            ready = RequestCredentials()
         case BearerAuth(token=token) if token is not None:
-            ready = _token_grant(scheme, token.get_secret_value())
+            ready = _token_credentials(scheme, token.get_secret_value())
         case BasicAuth(username=username) if username is not None:
-            ready = _basic_grant(username, settings.password.get_secret_value())
+            ready = _basic_credentials(username, settings.password.get_secret_value())
         case ApiKeyAuth(value=value) if value is not None:
-            ready = _key_grant(key, value.get_secret_value())
+            ready = _key_credentials(key, value.get_secret_value())
         case _:
             return proof
     return replace(proof, ready=ready)
@@ -128,46 +128,46 @@ def _home(build: Build, connection: Connection | None) -> str:
     return str(locate(url).origin()) if url.startswith(("http://", "https://")) else ""
 
 
-def _token_grant(scheme: str, token: str) -> Grant:
-    return Grant((("Authorization", f"{scheme} {token}".strip()),), secrets=(token,))
+def _token_credentials(scheme: str, token: str) -> RequestCredentials:
+    return RequestCredentials((("Authorization", f"{scheme} {token}".strip()),), secrets=(token,))
 
 
-def _basic_grant(username: str, password: str) -> Grant:
+def _basic_credentials(username: str, password: str) -> RequestCredentials:
     pair = f"{username}:{password}"
-    return Grant((basic_header(username, password),), secrets=(pair, password))
+    return RequestCredentials((basic_header(username, password),), secrets=(pair, password))
 
 
-def _key_grant(key: tuple[str, str], value: str) -> Grant:
+def _key_credentials(key: tuple[str, str], value: str) -> RequestCredentials:
     pairs, in_query = ((key[0], value),), key[1] == "query"
     if key[1] == "cookie":
         pairs = (("Cookie", f"{key[0]}={value}"),)
-    return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
+    return RequestCredentials(() if in_query else pairs, pairs if in_query else (), (value,))
 
 
-def _person_grant(auth: Proof, credential: sign_in.OpenCredential) -> Grant:
+def _person_credentials(auth: Proof, credential: sign_in.OpenCredential) -> RequestCredentials:
     """A person's credential, as a request carries it."""
     secret = credential.secret
-    is_key = isinstance(auth.settings, ApiKeyAuth)
-    grant = _key_grant(auth.key, secret.value) if is_key else _secret_grant(auth.scheme, secret)
-    return replace(grant, version=credential.version)
+    if isinstance(auth.settings, ApiKeyAuth):
+        return replace(_key_credentials(auth.key, secret.value), version=credential.version)
+    return replace(_secret_credentials(auth.scheme, secret), version=credential.version)
 
 
-def _secret_grant(scheme: str, secret: Secret) -> Grant:
+def _secret_credentials(scheme: str, secret: Secret) -> RequestCredentials:
     if secret.username:
-        return _basic_grant(secret.username, secret.password)
-    return _token_grant(scheme, secret.tokens.access_token if secret.tokens else secret.token)
+        return _basic_credentials(secret.username, secret.password)
+    return _token_credentials(scheme, secret.tokens.access_token if secret.tokens else secret.token)
 
 
-def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
+def with_credentials(request: Request, credentials: RequestCredentials, base_url: str) -> Request:
     """The request with its credentials, if it goes to the connection's own host."""
     if (
         not _is_below(request.url, base_url)
         and locate(request.url).origin() != locate(base_url).origin()
     ):
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
-    if grant.query:
-        request = msgspec.structs.replace(request, url=_with_query(request.url, grant))
-    return with_headers(request, grant.headers)
+    if credentials.query:
+        request = msgspec.structs.replace(request, url=_with_query(request.url, credentials.query))
+    return with_headers(request, credentials.headers)
 
 
 def _is_below(url: str, base_url: str) -> bool:
@@ -175,20 +175,20 @@ def _is_below(url: str, base_url: str) -> bool:
     return url.startswith(base_url) and url[len(base_url) : len(base_url) + 1] in ("/", "?")
 
 
-def _with_query(url: str, grant: Grant) -> str:
-    """The URL with the granted parameters, in place of any that a caller gave by that name."""
+def _with_query(url: str, pairs: Pairs) -> str:
+    """The URL with these parameters, in place of any that a caller gave by that name."""
     path, _, query = url.partition("?")
-    names = {name for name, _ in grant.query}
+    names = {name for name, _ in pairs}
     own_parts = [
         part
         for part in query.split("&")
         if part and not names.intersection(name for name, _ in parse_qsl(part, True))
     ]
-    return f"{path}?{'&'.join([*own_parts, urlencode(grant.query, quote_via=quote, safe='')])}"
+    return f"{path}?{'&'.join([*own_parts, urlencode(pairs, quote_via=quote, safe='')])}"
 
 
 class Credentials:
-    """The grants of all connections, with the tokens that are kept for them."""
+    """The credentials of all connections, with the tokens that are kept for them."""
 
     def __init__(
         self,
@@ -217,19 +217,19 @@ class Credentials:
         base_url: str,
         exchange: SendRequest,
         principal: Principal = NOBODY,
-    ) -> tuple[Answer, Grant]:
+    ) -> tuple[Answer, RequestCredentials]:
         """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
         base_url = auth.home or base_url
-        grant = auth.ready or await self.grant(auth, principal)
-        answer = await exchange(with_grant(request, grant, base_url))
+        credentials = auth.ready or await self.obtain(auth, principal)
+        answer = await exchange(with_credentials(request, credentials, base_url))
         if answer.status == 401 and auth.ready is None:
-            old, grant = grant, await self._other_grant(auth, principal, grant)
-            answer = await exchange(with_grant(request, grant, base_url))
+            old, credentials = credentials, await self._obtain_other(auth, principal, credentials)
+            answer = await exchange(with_credentials(request, credentials, base_url))
             # The token that was refused is a secret still: the answer may quote it.
-            grant = replace(grant, secrets=(*grant.secrets, *old.secrets))
+            credentials = replace(credentials, secrets=(*credentials.secrets, *old.secrets))
             if answer.status == 401 and auth.by_people:
-                raise await self._sign_in_error(auth, principal, grant)
-        return answer, grant
+                raise await self._sign_in_error(auth, principal, credentials)
+        return answer, credentials
 
     async def upstream_headers(
         self,
@@ -256,39 +256,44 @@ class Credentials:
             if not principal and refused_headers is None:
                 return ()
         person = Principal(principal or "")
-        grant = await self.grant(auth, person)
-        if refused_headers is not None and set(grant.headers) <= set(refused_headers):
+        credentials = await self.obtain(auth, person)
+        if refused_headers is not None and set(credentials.headers) <= set(refused_headers):
             if fresh and auth.by_people:
-                raise await self._sign_in_error(auth, person, grant)
-            grant = grant if fresh else await self._other_grant(auth, person, grant)
-        return grant.headers
+                raise await self._sign_in_error(auth, person, credentials)
+            if not fresh:
+                credentials = await self._obtain_other(auth, person, credentials)
+        return credentials.headers
 
-    async def grant(self, auth: Proof, principal: Principal = NOBODY, rejected: int = 0) -> Grant:
-        """The grant that a call adds to its request; never the version that the API rejected."""
+    async def obtain(
+        self, auth: Proof, principal: Principal = NOBODY, rejected: int = 0
+    ) -> RequestCredentials:
+        """The credentials that a call adds to its request; never of a version that was rejected."""
         if auth.ready is not None:
             return auth.ready
         if auth.by_people:
-            return await self._grant_of_person(auth, principal, rejected)
+            return await self._obtain_of_person(auth, principal, rejected)
         auth = self._with_subject(auth, principal)
         token = self._tokens.get(auth.owner)
         if token is not None and token.auth == auth and self._clock() < token.renew_at:
-            return token.grant
+            return token.credentials
         task = self._renewals.get(auth)
         if task is None:
             task = self._renewals[auth] = asyncio.create_task(self._renew(auth, token))
             task.add_done_callback(partial(self._end_renewal, auth))
-        return (await asyncio.shield(task)).grant
+        return (await asyncio.shield(task)).credentials
 
-    async def _other_grant(self, auth: Proof, principal: Principal, old: Grant) -> Grant:
-        """The grant for a second attempt, in place of the one that the API did not accept."""
+    async def _obtain_other(
+        self, auth: Proof, principal: Principal, old: RequestCredentials
+    ) -> RequestCredentials:
+        """The credentials for a second attempt, in place of those that the API did not accept."""
         if not auth.by_people:
             self.reject(self._with_subject(auth, principal), old)
-        return await self.grant(auth, principal, rejected=old.version)
+        return await self.obtain(auth, principal, rejected=old.version)
 
-    def reject(self, auth: Proof, grant: Grant) -> None:
-        """Forgets a grant that an API did not accept, unless another has replaced it already."""
+    def reject(self, auth: Proof, credentials: RequestCredentials) -> None:
+        """Forgets credentials that an API did not accept, unless others have replaced them."""
         token = self._tokens.get(auth.owner)
-        if token and token.grant == grant:
+        if token and token.credentials == credentials:
             self._tokens[auth.owner] = replace(token, renew_at=0.0, expires_at=0.0)
 
     async def close(self) -> None:
@@ -299,7 +304,9 @@ class Credentials:
 
     # --- people -----------------------------------------------------------------------------------
 
-    async def _grant_of_person(self, auth: Proof, principal: Principal, rejected: int) -> Grant:
+    async def _obtain_of_person(
+        self, auth: Proof, principal: Principal, rejected: int
+    ) -> RequestCredentials:
         try:
             if self.people is None:
                 raise sign_in.SignInNeeded
@@ -308,14 +315,14 @@ class Credentials:
             raise sign_in.sign_in_required(
                 self.people, auth.owner, auth.settings, principal
             ) from error
-        return _person_grant(auth, credential)
+        return _person_credentials(auth, credential)
 
     async def _sign_in_error(
-        self, auth: Proof, principal: Principal, grant: Grant
+        self, auth: Proof, principal: Principal, credentials: RequestCredentials
     ) -> UpstreamFailed:
         """The error for an API that does not accept a credential renewed just now."""
         if self.people is not None and isinstance(auth.settings, OAuth2Auth):
-            await self.people.refuse(auth.account(principal.name), grant.version)
+            await self.people.refuse(auth.account(principal.name), credentials.version)
         return sign_in.sign_in_required(self.people, auth.owner, auth.settings, principal)
 
     async def _latest_principal(self, auth: Proof) -> str:
@@ -361,19 +368,19 @@ class Credentials:
         asked_at, settings = self._clock(), auth.settings
         if isinstance(settings, OAuth2Auth):
             token, life = await ask_token(self._egress, settings, auth.subject)
-            grant = _token_grant(auth.scheme, token)
+            credentials = _token_credentials(auth.scheme, token)
         else:
             assert isinstance(settings, NangoAuth)
             secret, life = await read_nango(self._egress, settings, is_rejected, asked_at)
-            grant = _secret_grant(auth.scheme, secret)
+            credentials = _secret_credentials(auth.scheme, secret)
         life = max(life, 1.0)
-        return _HeldToken(auth, grant, asked_at + 0.8 * life, asked_at + life)
+        return _HeldToken(auth, credentials, asked_at + 0.8 * life, asked_at + life)
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldToken:
     auth: Proof
-    grant: Grant
+    credentials: RequestCredentials
     renew_at: float
     expires_at: float  # 0.0: the API did not accept it
 
@@ -386,7 +393,7 @@ RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedConnection:
     """A connection, ready for calls."""
 
     name: str
@@ -399,14 +406,18 @@ class Prepared:
     secrets: frozenset[str]
     redactor: Redactor
 
+    def redactor_with(self, sent: Iterable[str]) -> Redactor:
+        """The redactor of the connection's secrets and of those its requests went out with."""
+        return self.redactor if self.auth.ready else redactor_of(self.secrets.union(sent))
+
 
 class PreparedConnections:
-    """One `Prepared` a connection, made again when its settings or its build change."""
+    """One `PreparedConnection` a connection, made again when its settings or its build change."""
 
     def __init__(self) -> None:
-        self._prepared: dict[str, tuple[ConnectionState, Azure | None, Prepared]] = {}
+        self._prepared: dict[str, tuple[ConnectionState, Azure | None, PreparedConnection]] = {}
 
-    def of(self, snapshot: Snapshot, name: str) -> Prepared:
+    def of(self, snapshot: Snapshot, name: str) -> PreparedConnection:
         """The connection of this snapshot, ready for calls."""
         state, azure = snapshot.connections[name], snapshot.settings.azure
         entry = self._prepared.get(name)
@@ -419,12 +430,12 @@ class PreparedConnections:
         return prepared
 
 
-def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
+def prepare(state: ConnectionState, azure: Azure | None = None) -> PreparedConnection:
     """The connection, made ready for calls."""
     settings, build, auth = state.settings, state.build or _NO_BUILD, _proof(state, azure)
     limit = settings.rate_limit
     secrets = frozenset(secrets_of(settings) | secrets_in(auth.settings))
-    return Prepared(
+    return PreparedConnection(
         state.name,
         settings,
         auth,
@@ -479,10 +490,3 @@ def prove(
         return await exchange(request)  # nobody has signed in yet: the host may be open to all
 
     return (auth, headers), send
-
-
-def redactor_with(prepared: Prepared, *grants: Grant) -> Redactor:
-    """The redactor of the connection's secrets and of the tokens its requests went out with."""
-    if prepared.auth.ready is not None:
-        return prepared.redactor
-    return redactor_of(prepared.secrets.union(*(grant.secrets for grant in grants)))

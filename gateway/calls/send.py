@@ -25,7 +25,7 @@ from gateway.azure.connector import unwrap_answer, wrap_request
 from gateway.blocklist import may_mean
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
-from gateway.calls.credentials import AZURE, Credentials, Grant, Prepared, proof_of, redactor_with
+from gateway.calls.credentials import AZURE, Credentials, PreparedConnection, proof_of
 from gateway.calls.questions import check_questions, make_asker
 from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
@@ -68,7 +68,7 @@ class Sender:
     work: RunInWorker
     sign_in_link: MakeSignInLink
 
-    def __call__(self, attempt: Attempt, prepared: Prepared) -> Awaitable[Result]:
+    def __call__(self, attempt: Attempt, prepared: PreparedConnection) -> Awaitable[Result]:
         """The result of the call."""
         if attempt.tool.http is not None:
             return self._send_http(attempt, prepared, attempt.tool.http)
@@ -78,7 +78,7 @@ class Sender:
     # --- HTTP -------------------------------------------------------------------------------------
 
     async def _send_http(
-        self, attempt: Attempt, prepared: Prepared, operation: HttpOperation
+        self, attempt: Attempt, prepared: PreparedConnection, operation: HttpOperation
     ) -> Result:
         request = _request(attempt, prepared, operation)
         owner, principal = attempt.principal, attempt.caller.principal
@@ -96,18 +96,18 @@ class Sender:
                 send_args = (prepared.auth, request, operation.base_url, send, principal)
                 attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
-                    answer, grant = await self.credentials.send(*send_args)
+                    answer, credentials = await self.credentials.send(*send_args)
                 except NoAnswer as error:
                     if not health.may_retry(request.method, error):
                         raise
                     attempt.retried_at = time.time()
-                    answer, grant = await self.credentials.send(*send_args)
+                    answer, credentials = await self.credentials.send(*send_args)
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 if prepared.envelope is not None:
                     answer = await unwrap_answer(answer, self.work)
                 health.note_answer(answer.status, answer.header("retry-after"))
-            attempt.redactor = redactor_with(prepared, grant)
+            attempt.redactor = prepared.redactor_with(credentials.secrets)
             attempt.upstream_status = answer.status
             if answer.status >= 400:
                 await self._refuse_signed_out(attempt, answer.status)
@@ -148,7 +148,7 @@ class Sender:
     # --- upstream MCP servers ---------------------------------------------------------------------
 
     async def _send_upstream(
-        self, attempt: Attempt, prepared: Prepared, operation: UpstreamOperation
+        self, attempt: Attempt, prepared: PreparedConnection, operation: UpstreamOperation
     ) -> Result:
         caller, ask = attempt.caller, None
         make_redactor = partial(redactor_so_far, self.credentials, prepared, caller.principal, [])
@@ -202,16 +202,16 @@ class Sender:
 
 
 async def redactor_so_far(
-    credentials: Credentials, prepared: Prepared, principal: Principal, grants: list[Grant]
+    credentials: Credentials, prepared: PreparedConnection, principal: Principal, sent: list[str]
 ) -> Redactor:
     """The redactor that clears a server's answers of the credentials it was sent so far."""
     if prepared.auth.ready is None and getattr(prepared.settings, "url", None):
-        with suppress(GatewayError):  # the request itself says why there is no grant
-            grants.append(await credentials.grant(prepared.auth, principal))
-    return redactor_with(prepared, *grants)
+        with suppress(GatewayError):  # the request itself says why there are none
+            sent.extend((await credentials.obtain(prepared.auth, principal)).secrets)
+    return prepared.redactor_with(sent)
 
 
-def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> Request:
+def _request(attempt: Attempt, prepared: PreparedConnection, operation: HttpOperation) -> Request:
     """The request, complete but for its credentials."""
     arguments = {**attempt.arguments, **prepared.settings.inject}
     request = build_request(operation, arguments, prepared.blocklist)
@@ -249,10 +249,10 @@ def _check_reach(attempt: Attempt, operation: HttpOperation, request: Request) -
 
 
 def _params(
-    attempt: Attempt, prepared: Prepared, operation: UpstreamOperation, *, may_ask: bool
+    attempt: Attempt, prepared: PreparedConnection, operation: UpstreamOperation, *, may_ask: bool
 ) -> dict[str, Any]:
     """The params of the `tools/call` request."""
-    arguments = {**attempt.arguments, **_injected_args(attempt.tool, operation, prepared)}
+    arguments = {**attempt.arguments, **_injections(attempt.tool, operation, prepared.settings)}
     if operation.idempotency_field is not None:
         arguments[operation.idempotency_field] = attempt.token
     caller = attempt.caller
@@ -266,9 +266,8 @@ def _params(
     return params
 
 
-def _injected_args(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> dict[str, Any]:
+def _injections(tool: Tool, operation: UpstreamOperation, settings: Connection) -> dict[str, Any]:
     """The arguments that are filled in for the caller: the connection's, and a wrapped tool's."""
-    settings = prepared.settings
     assert isinstance(settings, McpConnection)
     values = dict(settings.inject)
     for rule in settings.wrap:
@@ -306,6 +305,7 @@ def _notice(attempt: Attempt) -> Notice | None:
 _HOP_FIELDS = ("inputResponses", "requestState", "_meta")
 
 
+@dataclass(slots=True)
 class UpstreamRequests:
     """Sends upstream MCP servers requests that are not calls: prompts, resources, completion.
 
@@ -313,32 +313,29 @@ class UpstreamRequests:
     that can answer: on the request's own stream, or, from 2026-07-28, as the answer itself.
     """
 
-    def __init__(
-        self, upstreams: Upstreams, admission: Admission, credentials: Credentials
-    ) -> None:
-        self.upstreams = upstreams
-        self._credentials = credentials
-        self._admission = admission
+    upstreams: Upstreams
+    admission: Admission
+    credentials: Credentials
 
     async def ask(
         self,
-        prepared: Prepared,
+        server: PreparedConnection,
         caller: Caller,
         ask_seconds: float,
         method: str,
         params: Mapping[str, Any],
     ) -> Result:
         """The server's result, cleared of secrets. Raises UpstreamRefused in the server's words."""
-        name, principal = prepared.name, caller.principal.name
+        name, principal = server.name, caller.principal.name
         peer = self.upstreams.peer(name)
         may_relay = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
         may_pass_on = may_relay and peer is not None and peer.era != "handshake"
         outgoing = {key: params[key] for key in params if may_pass_on or key not in _HOP_FIELDS}
         outgoing["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
-        make_redactor = partial(redactor_so_far, self._credentials, prepared, caller.principal, [])
+        make_redactor = partial(redactor_so_far, self.credentials, server, caller.principal, [])
         ask = make_asker(caller, await make_redactor(), ask_seconds)
         hooks = Hooks(caller.progress, ask, caller.notice, caller.askable or None)
-        async with await self._admission.admit(name, principal, prepared.rate_limit) as health:
+        async with await self.admission.admit(name, principal, server.rate_limit) as health:
             try:
                 result = await self.upstreams.request(
                     name, method, outgoing, principal=principal, hooks=hooks, relay_input=may_relay
@@ -353,11 +350,11 @@ class UpstreamRequests:
         return (await clear_result(result, await make_redactor()))[1]
 
     async def list_all(
-        self, prepared: Prepared, caller: Caller, ask_seconds: float, method: str, kind: str
+        self, server: PreparedConnection, caller: Caller, ask_seconds: float, method: str, kind: str
     ) -> list[dict[str, Any]]:
         """All items of one of the server's lists, cleared of secrets."""
-        page = partial(self.ask, prepared, caller, ask_seconds, method)
-        return await every_page(page, prepared.name, kind)
+        page = partial(self.ask, server, caller, ask_seconds, method)
+        return await every_page(page, server.name, kind)
 
 
 _CONTENT_OF = {"text": "text", "image": "data", "audio": "data", "resource_link": "uri"}
@@ -412,9 +409,9 @@ async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, st
 
     The claims are not checked here: Azure checks what it is told.
     """
-    grant = await credentials.grant(proof_of(AZURE, azure.auth))
+    own_credentials = await credentials.obtain(proof_of(AZURE, azure.auth))
     try:
-        claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
+        claims = jwt.decode(own_credentials.secrets[0], options={"verify_signature": False})
     except (IndexError, jwt.InvalidTokenError):
         return {}
     identity = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}

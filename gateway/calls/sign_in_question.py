@@ -92,7 +92,7 @@ class SignInQuestions:
     async def _sign_in_error(self, attempt: Attempt, auth: Proof) -> UpstreamFailed | None:
         """Why the call can't go out yet; None: it can."""
         try:
-            await self.credentials.grant(auth, attempt.caller.principal)
+            await self.credentials.obtain(auth, attempt.caller.principal)
         except UpstreamFailed as error:
             if error.code != "sign_in_required":
                 raise

@@ -23,7 +23,7 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from mcp_types.jsonrpc import INVALID_PARAMS
 from msgspec.structs import replace
 
-from gateway.calls.credentials import Prepared, PreparedConnections
+from gateway.calls.credentials import PreparedConnection, PreparedConnections
 from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
@@ -247,7 +247,7 @@ class Relay:
         """One server's result of one request."""
         return await self.pass_through.requests.ask(*self.terms(server), method, params)
 
-    def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
+    def terms(self, server: ConnectionState) -> tuple[PreparedConnection, Caller, float]:
         """The terms of asking a server: its connection, the caller, the seconds for an answer."""
         prepared = self.pass_through.prepared.of(self.snapshot, server.name)
         caller = replace(self.caller)

@@ -10,7 +10,13 @@ import orjson
 import pytest
 from pydantic import TypeAdapter
 
-from gateway.calls.credentials import Credentials, Grant, Proof, proof_of, with_grant
+from gateway.calls.credentials import (
+    Credentials,
+    Proof,
+    RequestCredentials,
+    proof_of,
+    with_credentials,
+)
 from gateway.config.connection import Auth
 from gateway.errors import GatewayError, Refused
 from gateway.model import Build
@@ -54,49 +60,50 @@ def oauth2(url: str) -> Proof:
     return proof("oauth2", token_url=f"{url}/token", **client, scopes=("a", "b"))
 
 
-def bearer(token: str) -> Grant:
-    return Grant((("Authorization", f"Bearer {token}"),), secrets=(token,))
+def header(value: str, *secrets: str) -> RequestCredentials:
+    """The credentials that are an Authorization header."""
+    return RequestCredentials((("Authorization", value),), secrets=secrets)
+
+
+def bearer(token: str) -> RequestCredentials:
+    return header(f"Bearer {token}", token)
 
 
 @pytest.mark.parametrize(
-    ("auth", "grant"),
+    ("auth", "expected"),
     [
-        (proof("none"), Grant()),
-        (proof("bearer", token="t"), Grant((("Authorization", "Bearer t"),), secrets=("t",))),
+        (proof("none"), RequestCredentials()),
+        (proof("bearer", token="t"), bearer("t")),
         (
             proof("bearer", Build("manifest", "", "", auth_scheme="Zoho-oauthtoken"), token="t"),
-            Grant((("Authorization", "Zoho-oauthtoken t"),), secrets=("t",)),
+            header("Zoho-oauthtoken t", "t"),
         ),
-        (
-            proof("basic", username="ü", password="p"),
-            Grant((("Authorization", "Basic w7w6cA=="),), secrets=("ü:p", "p")),
-        ),
-        (proof("api-key", name="X-Key", value="k"), Grant((("X-Key", "k"),), secrets=("k",))),
+        (proof("basic", username="ü", password="p"), header("Basic w7w6cA==", "ü:p", "p")),
+        (proof("api-key", name="Key", value="k"), RequestCredentials((("Key", "k"),), (), ("k",))),
         (
             proof("api-key", Build("", "", "", auth_name="sid", auth_in="cookie"), value="k"),
-            Grant((("Cookie", "sid=k"),), secrets=("k",)),
+            RequestCredentials((("Cookie", "sid=k"),), secrets=("k",)),
         ),
         (
             proof("api-key", name="key", place="query", value="k"),
-            Grant(query=(("key", "k"),), secrets=("k",)),
+            RequestCredentials(query=(("key", "k"),), secrets=("k",)),
         ),
     ],
 )
-async def test_grants_that_need_no_asking(egress: Egress, auth: Proof, grant: Grant) -> None:
-    assert await Credentials(egress).grant(auth) == grant
+async def test_credentials_that_are_ready(egress: Egress, auth: Proof, expected: object) -> None:
+    assert await Credentials(egress).obtain(auth) == expected
 
 
 def test_secrets_are_not_in_the_representation() -> None:
-    auth = proof("basic", username="u", password="hunter2")
-    assert "hunter2" not in repr(auth)
+    assert "hunter2" not in repr(proof("basic", username="u", password="hunter2"))
 
 
-def test_grant_replaces_what_a_caller_gave_by_the_same_name() -> None:
+def test_credentials_replace_what_a_caller_gave_by_the_same_name() -> None:
     request = Request(
         "GET", "https://a.test/x?k%65y=mine&b=1", (("authorization", "mine"), ("B", "1"))
     )
-    grant = Grant((("Authorization", "Bearer t"),), (("key", "k&k"),))
-    assert with_grant(request, grant, "https://A.test:443/base") == Request(
+    own = RequestCredentials((("Authorization", "Bearer t"),), (("key", "k&k"),))
+    assert with_credentials(request, own, "https://A.test:443/base") == Request(
         "GET", "https://a.test/x?b=1&key=k%26k", (("B", "1"), ("Authorization", "Bearer t"))
     )
 
@@ -106,7 +113,7 @@ def test_grant_replaces_what_a_caller_gave_by_the_same_name() -> None:
 )
 def test_credentials_go_to_the_own_host_only(url: str) -> None:
     with raises(Refused, code="access_denied"):
-        with_grant(Request("GET", url), bearer("t"), "https://a.test")
+        with_credentials(Request("GET", url), bearer("t"), "https://a.test")
 
 
 async def test_token_is_asked_for_once_however_many_calls_wait(egress: Egress) -> None:
@@ -114,12 +121,12 @@ async def test_token_is_asked_for_once_however_many_calls_wait(egress: Egress) -
     tokens.gate.clear()
     async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials = Credentials(egress)
-        calls = [asyncio.create_task(credentials.grant(oauth2(server.url))) for _ in range(50)]
+        calls = [asyncio.create_task(credentials.obtain(oauth2(server.url))) for _ in range(50)]
         await asyncio.sleep(0)
         calls[0].cancel()
         tokens.gate.set()
-        grants = await asyncio.gather(*calls[1:])
-    assert grants == [bearer("token-1")] * 49
+        found = await asyncio.gather(*calls[1:])
+    assert found == [bearer("token-1")] * 49
     head, body = server.requests[0].split(b"\r\n\r\n")
     assert head.startswith(b"POST /token HTTP/1.1\r\n") and len(server.requests) == 1
     assert parse_qsl(body.decode()) == [
@@ -134,12 +141,12 @@ async def test_token_is_renewed_ahead_of_its_end(egress: Egress) -> None:
     tokens, clock = TokenServer(expires_in="100"), Clock()
     async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress, clock=clock), oauth2(server.url)
-        assert await credentials.grant(auth) == bearer("token-1")
+        assert await credentials.obtain(auth) == bearer("token-1")
         clock.now += 79
-        assert await credentials.grant(auth) == bearer("token-1")
+        assert await credentials.obtain(auth) == bearer("token-1")
         assert tokens.count == 1
         clock.now += 2
-        assert await credentials.grant(auth) == bearer("token-2")
+        assert await credentials.obtain(auth) == bearer("token-2")
     assert tokens.count == 2
 
 
@@ -147,39 +154,39 @@ async def test_failed_renewal_leaves_the_token_in_use_until_its_end(egress: Egre
     tokens, clock = TokenServer(), Clock()
     async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress, clock=clock), oauth2(server.url)
-        await credentials.grant(auth)
+        await credentials.obtain(auth)
         tokens.answers = [answer(status="500 Oops")] * 2
         clock.now += 90
-        assert await credentials.grant(auth) == bearer("token-1")
-        assert await credentials.grant(auth) == bearer("token-1")
+        assert await credentials.obtain(auth) == bearer("token-1")
+        assert await credentials.obtain(auth) == bearer("token-1")
         clock.now += 10
         with raises(GatewayError, code="upstream_error"):
-            await credentials.grant(auth)
-        assert await credentials.grant(auth) == bearer("token-4")
+            await credentials.obtain(auth)
+        assert await credentials.obtain(auth) == bearer("token-4")
 
 
 async def test_rejected_token_is_replaced_once_for_all_who_used_it(egress: Egress) -> None:
     tokens = TokenServer()
     async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress), oauth2(server.url)
-        old = await credentials.grant(auth)
+        old = await credentials.obtain(auth)
         for _ in range(3):
             credentials.reject(auth, old)
-            assert await credentials.grant(auth) == bearer("token-2")
+            assert await credentials.obtain(auth) == bearer("token-2")
     assert tokens.count == 2
 
 
 async def test_other_settings_get_a_token_of_their_own(egress: Egress) -> None:
     async with raw_server(TokenServer()) as server, asyncio.timeout(60):
         credentials = Credentials(egress)
-        await credentials.grant(oauth2(server.url))
-        assert await credentials.grant(oauth2(server.url + "/other")) == bearer("token-2")
+        await credentials.obtain(oauth2(server.url))
+        assert await credentials.obtain(oauth2(server.url + "/other")) == bearer("token-2")
 
 
 async def test_server_that_wants_basic_auth_gets_it(egress: Egress) -> None:
     tokens = TokenServer(answer(b'{"error":"invalid_client"}', "401 Unauthorized"))
     async with raw_server(tokens) as server, asyncio.timeout(60):
-        await Credentials(egress).grant(oauth2(server.url))
+        await Credentials(egress).obtain(oauth2(server.url))
     expected = base64.b64encode(b"me:s%26cret")
     assert b"Authorization: Basic " + expected in server.requests[1]
     assert b"client_secret" not in server.requests[1]
@@ -200,7 +207,7 @@ async def test_failure_to_get_a_token_names_no_secret(
 ) -> None:
     async with raw_server(TokenServer(reply)) as server, asyncio.timeout(60):
         with pytest.raises(GatewayError) as failure:
-            await Credentials(egress).grant(oauth2(server.url))
+            await Credentials(egress).obtain(oauth2(server.url))
     assert failure.value.code == code
     assert "s&cret" not in str(failure.value.as_dict())
 
@@ -214,23 +221,20 @@ def nango(url: str) -> Proof:
 
 
 @pytest.mark.parametrize(
-    ("credentials", "grant"),
+    ("credentials", "expected"),
     [
         ({"type": "OAUTH2", "access_token": "t"}, bearer("t")),
         ({"type": "OAUTH2_CC", "token": "t"}, bearer("t")),
         ({"type": "API_KEY", "apiKey": "t"}, bearer("t")),
-        (
-            {"type": "BASIC", "username": "u", "password": "p"},
-            Grant((("Authorization", "Basic dTpw"),), secrets=("u:p", "p")),
-        ),
+        ({"type": "BASIC", "username": "u", "password": "p"}, header("Basic dTpw", "u:p", "p")),
     ],
 )
 async def test_nango_gives_credentials_of_several_kinds(
-    egress: Egress, credentials: dict[str, str], grant: Grant
+    egress: Egress, credentials: dict[str, str], expected: object
 ) -> None:
     reply = answer(orjson.dumps({"id": 1, "credentials": credentials}))
     async with raw_server(TokenServer(reply)) as server, asyncio.timeout(60):
-        assert await Credentials(egress).grant(nango(server.url)) == grant
+        assert await Credentials(egress).obtain(nango(server.url)) == expected
     head = server.requests[0].decode()
     assert head.startswith("GET /connection/a%2Fb?provider_config_key=green+house HTTP/1.1\r\n")
     assert "\r\nAuthorization: Bearer nango-secret\r\n" in head
@@ -250,13 +254,13 @@ async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egres
     )
     async with raw_server(vault) as server, asyncio.timeout(60):
         credentials, auth = Credentials(egress, clock=clock), nango(server.url)
-        assert await credentials.grant(auth) == bearer("t1")
+        assert await credentials.obtain(auth) == bearer("t1")
         clock.now += 400
-        assert await credentials.grant(auth) == bearer("t1")
+        assert await credentials.obtain(auth) == bearer("t1")
         clock.now += 100
-        assert await credentials.grant(auth) == bearer("t2")
+        assert await credentials.obtain(auth) == bearer("t2")
         credentials.reject(auth, bearer("t2"))
-        assert await credentials.grant(auth) == bearer("t3")
+        assert await credentials.obtain(auth) == bearer("t3")
     forced = [b"force_refresh=true" in request for request in server.requests]
     assert forced == [False, False, True]
 
@@ -265,7 +269,7 @@ async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egres
 async def test_nango_without_usable_credentials_is_an_error(egress: Egress, body: bytes) -> None:
     async with raw_server(TokenServer(answer(body))) as server:
         with raises(GatewayError, code="upstream_error"):
-            await Credentials(egress).grant(nango(server.url))
+            await Credentials(egress).obtain(nango(server.url))
 
 
 # --- together -------------------------------------------------------------------------------------
@@ -291,12 +295,11 @@ async def test_call_is_repeated_once_with_a_fresh_token(
 
     async with raw_server(TokenServer()) as server, asyncio.timeout(60):
         request = Request("POST", "https://a.test/x")
-        credentials = Credentials(egress)
-        sent = credentials.send(oauth2(server.url), request, "https://a.test", send)
-        reply, grant = await sent
+        sent = Credentials(egress).send(oauth2(server.url), request, "https://a.test", send)
+        reply, credentials = await sent
     assert (reply.status, used) == (status, tokens)
-    assert grant.headers == bearer(tokens[-1]).headers
-    assert set(grant.secrets) == set(tokens)  # a refused token is a secret still
+    assert credentials.headers == bearer(tokens[-1]).headers
+    assert set(credentials.secrets) == set(tokens)  # a refused token is a secret still
 
 
 async def test_rejected_password_is_not_tried_again(egress: Egress) -> None:
@@ -316,7 +319,7 @@ async def test_closing_ends_requests_for_tokens(egress: Egress) -> None:
     tokens.gate.clear()
     async with raw_server(tokens) as server, asyncio.timeout(60):
         credentials = Credentials(egress)
-        call = asyncio.create_task(credentials.grant(oauth2(server.url)))
+        call = asyncio.create_task(credentials.obtain(oauth2(server.url)))
         await asyncio.sleep(0)
         await credentials.close()
         with pytest.raises(asyncio.CancelledError):

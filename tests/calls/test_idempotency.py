@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker, give_token
-from gateway.calls.credentials import Credentials, Prepared, PreparedConnections
+from gateway.calls.credentials import Credentials, PreparedConnection, PreparedConnections
 from gateway.calls.record import Attempt, Caller, recorded_values
 from gateway.calls.sign_in_question import SignInQuestions
 from gateway.errors import Fixable, UpstreamFailed
@@ -130,7 +130,7 @@ class TokenLedger(RuleBasedStateMachine):
         sign_in = SignInQuestions(Credentials(Egress()), seal, signals).ensure
         self.invoker = Invoker(prepared, self.send, approvals, sign_in)
 
-    async def send(self, made: Attempt, prepared: Prepared) -> dict[str, Any]:
+    async def send(self, made: Attempt, prepared: PreparedConnection) -> dict[str, Any]:
         assert made.token is not None
         if self.next_outcome == "unsent":
             raise NoAnswer("upstream_unreachable", "no way", sent=False)
