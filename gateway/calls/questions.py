@@ -184,13 +184,13 @@ def make_asker(
     `put` is the way to a client that can't be asked on its request's own stream.
     """
     reach = put or (None if caller.ask is None else partial(_ask_one_by_one, caller.ask))
-    if (reach is None or not caller.askable) and not caller.withheld:
+    if (reach is None or not caller.usable_capabilities) and not caller.refused_capabilities:
         return None
 
     async def ask(questions: ByKey) -> ByKey:
         clean = {key: _plain(question) for key, question in redactor.json(questions).items()}
         check_questions(clean, caller)
-        answerable = {k: q for k, q in clean.items() if reach and _can_be_put(q, caller.askable)}
+        answerable = {k: q for k, q in clean.items() if reach and _can_be_put(q, caller)}
         replies: ByKey = {}
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -215,10 +215,10 @@ def check_questions(questions: ByKey, caller: Caller) -> None:
         plain = _plain(question)
         method, params = plain["method"], plain["params"]
         capability = CAPABILITY_OF.get(str(method), "")
-        offered = caller.askable.get(capability)
+        offered = caller.usable_capabilities.get(capability)
         wants_tools = method == SAMPLE and {"tools", "toolChoice"} & params.keys()
         is_missing = offered is None or wants_tools and "tools" not in offered
-        if capability in caller.withheld:
+        if capability in caller.refused_capabilities:
             raise UpstreamFailed(
                 "upstream_error",
                 f'The server may not ask for {capability}: its connection has trust = "untrusted"',
@@ -247,13 +247,13 @@ def fallback_answer(method: str, error: Any = None) -> dict[str, Any]:
     )
 
 
-def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool:
+def _can_be_put(question: Mapping[str, Any], caller: Caller) -> bool:
     if question["method"] != ELICIT:
         return True
     params = question["params"]
     name, kind = ("url", str) if params["mode"] == "url" else ("requestedSchema", dict)
     is_whole = isinstance(params.get(name), kind) and len(json_bytes(params)) <= limits.STEP_BYTES
-    return is_whole and params["mode"] in elicitation_modes(askable)
+    return is_whole and params["mode"] in elicitation_modes(caller.usable_capabilities)
 
 
 def _plain(question: Any) -> dict[str, Any]:

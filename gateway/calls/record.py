@@ -73,8 +73,9 @@ class Caller(Struct):
     is_gone: Callable[[], bool] = lambda: False  # whether the client has hung up
     notice: Notice | None = None  # takes log messages of this call; None: the client reads none
     log_level: str | None = None  # the lowest level that the client reads
-    askable: Mapping[str, Any] = {}  # what an upstream may ask of the client
-    withheld: frozenset[str] = frozenset()  # what the client offers, but to trusted upstreams only
+    usable_capabilities: Mapping[str, Any] = {}  # what an upstream may ask of the client
+    # What the client offers, but to trusted upstreams only.
+    refused_capabilities: frozenset[str] = frozenset()
     on_refusal: Callable[[UpstreamRefused], None] | None = None  # takes an upstream's own error
 
 
@@ -133,7 +134,7 @@ class Attempt(Struct):
     def may_be_held(self) -> bool:
         """Whether a server's question can be the answer to this call."""
         asks = self.tool.upstream is not None and not self.unattended
-        return asks and self.caller.era == "2026" and bool(self.caller.askable)
+        return asks and self.caller.era == "2026" and bool(self.caller.usable_capabilities)
 
     @property
     def duration_ms(self) -> float:

@@ -161,7 +161,7 @@ class Sender:
         health = await self.admission.admit(prepared.name, principal, prepared.rate_limit)
         with self.admission.room_for_large(prepared.name, attempt.max_output_bytes) as room:
             callbacks = (_progress(attempt), ask, _notice(attempt))
-            hooks = Hooks(*callbacks, caller.askable if ask else None, room.holds)
+            hooks = Hooks(*callbacks, caller.usable_capabilities if ask else None, room.holds)
             async with health:
                 attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
@@ -326,15 +326,15 @@ class UpstreamRequests:
         params: Mapping[str, Any],
     ) -> Result:
         """The server's result, cleared of secrets. Raises UpstreamRefused in the server's words."""
-        name, principal = server.name, caller.principal.name
+        name, principal, usable = server.name, caller.principal.name, caller.usable_capabilities
         peer = self.upstreams.peer(name)
-        may_relay = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
+        may_relay = caller.era == "2026" and bool(usable) and method in INTERACTIVE
         may_pass_on = may_relay and peer is not None and peer.era != "handshake"
         outgoing = {key: params[key] for key in params if may_pass_on or key not in _HOP_FIELDS}
         outgoing["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
         make_redactor = partial(redactor_so_far, self.credentials, server, caller.principal, [])
         ask = make_asker(caller, await make_redactor(), ask_seconds)
-        hooks = Hooks(caller.progress, ask, caller.notice, caller.askable or None)
+        hooks = Hooks(caller.progress, ask, caller.notice, usable or None)
         async with await self.admission.admit(name, principal, server.rate_limit) as health:
             try:
                 result = await self.upstreams.request(

@@ -492,6 +492,6 @@ class Feed:
 
 def allow_questions(caller: Caller, server: ConnectionState) -> None:
     """Lets the server ask this client, as far as it may and a question can reach the client."""
-    is_reachable = bool(caller.capabilities) and (caller.era != "2025" or caller.ask is not None)
-    caller.askable = usable_capabilities(caller.capabilities, server) if is_reachable else {}
-    caller.withheld = refused_capabilities(caller.capabilities, server)
+    offered = caller.capabilities if caller.era != "2025" or caller.ask is not None else {}
+    caller.usable_capabilities = usable_capabilities(offered, server)
+    caller.refused_capabilities = refused_capabilities(caller.capabilities, server)

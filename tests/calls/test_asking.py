@@ -158,7 +158,7 @@ def elicitation(params: Any) -> dict[str, Any]:
     return {"method": "elicitation/create", "params": params}
 
 
-async def asked(question: dict[str, Any], askable: dict[str, Any], answer: Any) -> tuple[Any, Any]:
+async def asked(question: dict[str, Any], usable: dict[str, Any], answer: Any) -> tuple[Any, Any]:
     """What the client is asked, if it is, and what the server is answered."""
     put: list[Any] = []
 
@@ -166,7 +166,7 @@ async def asked(question: dict[str, Any], askable: dict[str, Any], answer: Any) 
         put.append(questions["q"])
         return {"q": answer}
 
-    caller = Caller(Principal("ann"), askable=askable)
+    caller = Caller(Principal("ann"), usable_capabilities=usable)
     ask = make_asker(caller, Redactor(["s3cret-value"]), 5, reach)
     assert ask is not None
     answers = await ask({"q": question})
@@ -174,7 +174,7 @@ async def asked(question: dict[str, Any], askable: dict[str, Any], answer: Any) 
 
 
 @pytest.mark.parametrize(
-    ("params", "askable", "shown"),
+    ("params", "usable", "shown"),
     [
         (FORM, FORMS, {"mode": "form", **FORM}),
         (FORM, {"elicitation": {}}, {"mode": "form", **FORM}),
@@ -194,9 +194,9 @@ async def asked(question: dict[str, Any], askable: dict[str, Any], answer: Any) 
     ],
 )
 async def test_a_client_is_asked_what_it_can_answer_and_nothing_else(
-    params: dict[str, Any], askable: dict[str, Any], shown: Any
+    params: dict[str, Any], usable: dict[str, Any], shown: Any
 ) -> None:
-    put, answers = await asked(elicitation(params), askable, {"action": "accept"})
+    put, answers = await asked(elicitation(params), usable, {"action": "accept"})
     assert put == [None if shown is None else elicitation(shown)]
     assert answers == {"q": DECLINED if shown is None else {"action": "accept"}}
 
@@ -229,7 +229,7 @@ def sampling(**params: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("question", "askable", "answer", "shown", "told"),
+    ("question", "usable", "answer", "shown", "told"),
     [
         (sampling(), MODEL, SAID, sampling(), SAID),
         (sampling(), MODEL, {**SAID, "_meta": {}, "resultType": "complete"}, sampling(), SAID),
@@ -252,13 +252,13 @@ def sampling(**params: Any) -> dict[str, Any]:
     ],
 )
 async def test_a_clients_model_and_folders_are_asked_for_and_answered(
-    question: Any, askable: dict[str, Any], answer: Any, shown: Any, told: Any
+    question: Any, usable: dict[str, Any], answer: Any, shown: Any, told: Any
 ) -> None:
-    assert await asked(question, askable, answer) == ([shown], {"q": told})
+    assert await asked(question, usable, answer) == ([shown], {"q": told})
 
 
 @pytest.mark.parametrize(
-    ("question", "askable", "answer"),
+    ("question", "usable", "answer"),
     [
         (sampling(), FORMS, SAID),
         (sampling(tools=[]), MODEL, SAID),
@@ -270,10 +270,10 @@ async def test_a_clients_model_and_folders_are_asked_for_and_answered(
     ],
 )
 async def test_what_is_not_offered_or_not_answered_and_can_not_be_declined_fails(
-    question: Any, askable: dict[str, Any], answer: Any
+    question: Any, usable: dict[str, Any], answer: Any
 ) -> None:
     with pytest.raises(UpstreamFailed):
-        await asked(question, askable, answer)
+        await asked(question, usable, answer)
 
 
 @pytest.mark.parametrize(
