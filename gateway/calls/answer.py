@@ -100,7 +100,7 @@ def _make_readable(answer: Answer, redactor: Redactor) -> Answer:
         other_headers = tuple(pair for pair in headers if pair[0] != "content-type")
         headers = (*other_headers, ("content-type", f"{kind}; charset=utf-8"))
         body = body.decode(charset, "replace").encode("utf-8", "replace")
-    headers, body = redactor.pairs(headers), redactor.bytes(body)
+    headers, body = redactor.clear_pairs(headers), redactor.clear_bytes(body)
     if headers is answer.headers and body is answer.body:
         return answer
     return replace(answer, body=body, headers=headers)

@@ -250,7 +250,7 @@ class Invoker:
         prepared = self._prepared_of(attempt)
         arguments = {**attempt.arguments, **prepared.settings.inject}
         request = build_request(operation, arguments, prepared.blocklist)
-        return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
+        return request.method, attempt.redactor.clear_text(request.url)[:PREVIEW_CHARS]
 
     async def _answer_again(self, attempt: Attempt, first: Execution) -> Result:
         """The result of the first call with this token, once that call has ended."""

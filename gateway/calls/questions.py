@@ -188,7 +188,7 @@ def make_asker(
         return None
 
     async def ask(questions: ByKey) -> ByKey:
-        clean = {key: _plain(question) for key, question in redactor.json(questions).items()}
+        clean = {key: _plain(question) for key, question in redactor.clear_json(questions).items()}
         check_questions(clean, caller)
         answerable = {k: q for k, q in clean.items() if reach and _can_be_put(q, caller)}
         replies: ByKey = {}

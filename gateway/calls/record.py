@@ -165,7 +165,7 @@ class Attempt(Struct):
         """The record of a call in this state; `result` is what the caller gets."""
         tool, caller = self.tool, self.caller
         state = self.snapshot.connections.get(tool.connection)
-        failure = self.redactor.json(error.as_dict()) if error is not None else None
+        failure = self.redactor.clear_json(error.as_dict()) if error is not None else None
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
         # None as well where no part of the request went out.
@@ -200,15 +200,15 @@ class Attempt(Struct):
             replica=self.replica,
         )
 
-    def _shown_arguments(self, args_json: bytes) -> Any:
+    def _shown_arguments(self, encoded: bytes) -> Any:
         """The arguments for people to read: secrets masked, size bounded."""
         try:
             arguments = redact_arguments(dict(self.arguments))
         except RecursionError:
             return {"truncated": True, "preview": "nested too deeply to be shown"}
-        if len(args_json) <= MAX_RECORDED_BYTES and self.redactor.bytes(args_json) is args_json:
+        if len(encoded) <= MAX_RECORDED_BYTES and self.redactor.clear_bytes(encoded) is encoded:
             return arguments  # as nearly always: there are no secrets to clear
-        return _limit_size(self.redactor.json(arguments), MAX_RECORDED_BYTES)
+        return _limit_size(self.redactor.clear_json(arguments), MAX_RECORDED_BYTES)
 
     def _outcome(
         self,
@@ -238,8 +238,8 @@ class Attempt(Struct):
 
     def failure_result(self, error: GatewayError) -> Result:
         """What the caller of a failed call gets."""
-        structured = {"error": self.redactor.json(error.as_dict())}
-        text, status = self.redactor.text(error.sentence), status_of_error(error)
+        structured = {"error": self.redactor.clear_json(error.as_dict())}
+        text, status = self.redactor.clear_text(error.sentence), status_of_error(error)
         return self._own_result(status, text, structured)
 
     def pending_result(self, status: ExecutionStatus, text: str) -> Result:
@@ -268,7 +268,7 @@ class Attempt(Struct):
         result = {**result, "_meta": {**result.get("_meta", {}), **meta}}
         if not self.warnings:
             return result
-        warnings = self.redactor.json(list(self.warnings))
+        warnings = self.redactor.clear_json(list(self.warnings))
         words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
         return with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
 

@@ -23,7 +23,6 @@ from urllib.parse import quote, quote_plus
 from gateway.limits import MAX_REMEMBERED, SHORTEST_SECRET
 
 REDACTED = "[redacted]"
-_Bytes = bytes  # the builtin, which the method of this name hides
 
 
 class Redactor:
@@ -34,7 +33,7 @@ class Redactor:
         self._texts = tuple(sorted(forms, key=len, reverse=True))
         self._forms = tuple(text.encode() for text in self._texts)
 
-    def bytes(self, data: _Bytes) -> _Bytes:
+    def clear_bytes(self, data: bytes) -> bytes:
         """The data without secrets: the same object if it holds none."""
         data = self._mask_forms(data)
         if self._forms and data.find(b"\\u00") >= 0:  # quicker than `in` for bytes
@@ -44,36 +43,36 @@ class Redactor:
             data = data if masked is spelled_out else masked
         return data
 
-    def _mask_forms(self, data: _Bytes) -> _Bytes:
+    def _mask_forms(self, data: bytes) -> bytes:
         # Nearly always there is no secret; a loop of our own, or a regex, would take longer.
         if max(map(data.find, self._forms), default=-1) >= 0:
             for form in self._forms:
                 data = data.replace(form, REDACTED.encode())
         return data
 
-    def text(self, text: str) -> str:
+    def clear_text(self, text: str) -> str:
         """The text without secrets: the same object if it holds none."""
         if max(map(text.find, self._texts), default=-1) >= 0:
             for form in self._texts:
                 text = text.replace(form, REDACTED)
         return text
 
-    def json(self, value: Any) -> Any:
+    def clear_json(self, value: Any) -> Any:
         """A parsed JSON value without secrets, in keys as well."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.clear_text(value)
         if isinstance(value, Mapping):
-            return {self.text(key): self.json(item) for key, item in value.items()}
+            return {self.clear_text(key): self.clear_json(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.json(item) for item in value]
+            return [self.clear_json(item) for item in value]
         return value
 
-    def pairs(self, pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    def clear_pairs(self, pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """Headers without secrets: the same object if they hold none."""
         values = "\n".join([value for _, value in pairs])
-        if self.text(values) is values:
+        if self.clear_text(values) is values:
             return pairs
-        return tuple((name, self.text(value)) for name, value in pairs)
+        return tuple((name, self.clear_text(value)) for name, value in pairs)
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)

@@ -179,7 +179,7 @@ class Sender:
                 health.note_answer(200)
             attempt.redactor = await make_redactor()
             if values := recorded_values(operation.record, result):  # before the answer is cut
-                attempt.recorded = attempt.redactor.json(values)
+                attempt.recorded = attempt.redactor.clear_json(values)
             return await self._take_over(attempt, result)
 
     async def _take_over(self, attempt: Attempt, result: Result) -> Result:
@@ -380,15 +380,15 @@ async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Resul
     except TypeError as error:
         words = "The server's answer is nested too deeply"
         raise UpstreamUnreadable("upstream_error", words) from error
-    heavy = len(raw) > STEP_BYTES
-    cleared = await asyncio.to_thread(redactor.bytes, raw) if heavy else redactor.bytes(raw)
+    clear = redactor.clear_bytes
+    cleared = await asyncio.to_thread(clear, raw) if len(raw) > STEP_BYTES else clear(raw)
     return cleared, result if cleared is raw else orjson.loads(cleared)
 
 
 def clear_refusal(error: UpstreamRefused, redactor: Redactor) -> None:
     """Takes secrets out of the error that a server sent in place of a result."""
-    error.rpc_message = redactor.text(error.rpc_message)
-    error.rpc_data = redactor.json(error.rpc_data)
+    error.rpc_message = redactor.clear_text(error.rpc_message)
+    error.rpc_data = redactor.clear_json(error.rpc_data)
 
 
 # --- Azure ----------------------------------------------------------------------------------------

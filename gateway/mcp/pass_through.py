@@ -185,7 +185,7 @@ class PassThrough:
     ) -> str:
         """The instructions of the servers; those of a sole server stand alone."""
         texts = {
-            state.name: self.prepared.of(snapshot, state.name).redactor.text(words)
+            state.name: self.prepared.of(snapshot, state.name).redactor.clear_text(words)
             for state in servers
             if (words := self._instructions_of(state))
         }
@@ -219,7 +219,7 @@ class PassThrough:
         """A notice's params without the connection's secrets; None: they are too large."""
         snapshot = self._gateway.snapshot
         fields = {name: params[name] for name in NOTICE_FIELDS[method] if name in params}
-        clean: Params = self.prepared.of(snapshot, server).redactor.json(fields)
+        clean: Params = self.prepared.of(snapshot, server).redactor.clear_json(fields)
         try:
             size = len(orjson.dumps(clean))
         except TypeError:

@@ -164,7 +164,7 @@ class Inquiry(Struct, frozen=True):
     def server(self, name: str) -> tuple[ConnectionState, str, tuple[Tool, ...]]:
         """A server of the caller's view, its own words on its purpose, and its tools there."""
         state = self.snapshot.connections[name]
-        purpose = self.gateway.invoker.redactor(self.snapshot, name).text(state.purpose)
+        purpose = self.gateway.invoker.redactor(self.snapshot, name).clear_text(state.purpose)
         return state, purpose, self.view.connections[name]
 
     def instructions(self, name: str) -> str:
@@ -172,7 +172,7 @@ class Inquiry(Struct, frozen=True):
         state = self.snapshot.connections[name]
         build = state.build if state.settings.trust == "trusted" else None
         text = build.instructions if build else ""
-        return self.gateway.invoker.redactor(self.snapshot, name).text(text) if text else ""
+        return self.gateway.invoker.redactor(self.snapshot, name).clear_text(text) if text else ""
 
     async def execution(self, id: str) -> Execution:
         """The execution of this id, if it exists for the caller."""

@@ -40,20 +40,20 @@ def test_secret_is_in_no_output_whatever_its_encoding(
     ]
     redactor = Redactor([secret])
     for form in forms:
-        cleared = redactor.bytes(f"<{form}>".encode())
+        cleared = redactor.clear_bytes(f"<{form}>".encode())
         assert REDACTED.encode() in cleared
-        assert redactor.text(f"<{form}>") == cleared.decode()
+        assert redactor.clear_text(f"<{form}>") == cleared.decode()
         assert secret not in cleared.decode().replace(REDACTED, "")
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         encoded = encode(before + raw + after)
-        assert redactor.bytes(encoded) != encoded
-    assert REDACTED in redactor.json({wrapped: [wrapped]}).popitem()[0]
+        assert redactor.clear_bytes(encoded) != encoded
+    assert REDACTED in redactor.clear_json({wrapped: [wrapped]}).popitem()[0]
 
 
 def test_basic_credentials_are_found_in_their_header() -> None:
     redactor = Redactor(["user:hunter22", "hunter22"])
     header = "Basic " + base64.b64encode(b"user:hunter22").decode()
-    assert redactor.pairs((("x-echo", header), ("b", "hunter22!"))) == (
+    assert redactor.clear_pairs((("x-echo", header), ("b", "hunter22!"))) == (
         ("x-echo", f"Basic {REDACTED}"),
         ("b", f"{REDACTED}!"),
     )
@@ -62,22 +62,22 @@ def test_basic_credentials_are_found_in_their_header() -> None:
 def test_letters_spelled_as_json_escapes_are_read() -> None:
     redactor = Redactor(['hunter"22'])
     data = rb'{"a":"\u0068unt\u0065r\u002222","b":"\u00e9\u0041"}'
-    assert orjson.loads(redactor.bytes(data)) == {"a": REDACTED, "b": "éA"}
+    assert orjson.loads(redactor.clear_bytes(data)) == {"a": REDACTED, "b": "éA"}
 
 
 def test_clean_data_is_handed_back_as_it_is() -> None:
     data = b'{"a": "\\u0041"}' * 1000
-    assert Redactor(["hunter2222"]).bytes(data) is data
-    assert Redactor([]).bytes(data) is data
+    assert Redactor(["hunter2222"]).clear_bytes(data) is data
+    assert Redactor([]).clear_bytes(data) is data
 
 
 def test_short_secrets_do_not_tear_holes_into_text() -> None:
-    assert Redactor(["abc", ""]).text("abcabc") == "abcabc"
+    assert Redactor(["abc", ""]).clear_text("abcabc") == "abcabc"
 
 
 def test_json_is_cleared_in_keys_and_values() -> None:
-    value = {"hunter22": ["x hunter22", {"n": 1, "b": None}]}
-    assert Redactor(["hunter22"]).json(value) == {REDACTED: [f"x {REDACTED}", {"n": 1, "b": None}]}
+    value = {"hunter22": ["x hunter22", {"n": None}, 1]}
+    assert Redactor(["hunter22"]).clear_json(value) == {REDACTED: [f"x {REDACTED}", {"n": None}, 1]}
 
 
 SECRETS = """password Password new_password passwordConfirmation client_secret clientSecret api_key
