@@ -341,14 +341,14 @@ class Approvals:
         An approval that was given for another tool, or another set of rights, is void.
         """
 
-        def is_allowed(snapshot: Snapshot, tool: Tool) -> bool:
+        def is_unchanged(snapshot: Snapshot, tool: Tool) -> bool:
             return self._fingerprint(snapshot, tool) == approval.fingerprint
 
         try:
             if principal.grant and await is_revoked(self.db, principal.grant):
                 raise Refused("access_denied", "the access of its client has ended")
             snapshot, find = self.current(), partial(self.find_tool, door)
-            return snapshot, *permit_again(snapshot, principal, find, is_allowed)
+            return snapshot, *permit_again(snapshot, principal, find, is_unchanged)
         except Refused as refused:
             await self.void(approval)
             raise ApprovalVoid(

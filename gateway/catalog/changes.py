@@ -210,7 +210,7 @@ def _change(key: str, old: Tool | None, new: Tool | None) -> Change | None:
         return None
     if reasons := list(_risks(old, new)):
         return Change(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
-    if reason := stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
+    if reason := why_stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
         return Change(key, new.name, "changed", "breaking", reason, old, new)
     return Change(key, new.name, "changed", "safe", _describe_safe_change(old, new), old, new)
 
@@ -305,7 +305,7 @@ EXACT = (
 ALL_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
-def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+def why_stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Why input that was good before may be refused now, or None.
 
     Two schemas are compared by what they accept, each reason is a sentence about one place. What

@@ -39,7 +39,7 @@ from gateway.model import Principal, Problem, Scope, TlsFiles
 from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
 from gateway.policy.access import configuration_problems, decide, principal_now
-from gateway.policy.view import view
+from gateway.policy.view import make_view
 from gateway.store.catalog import StoredCatalog
 from gateway.store.database import Database, is_current
 from gateway.store.ledger import Filter, list_executions
@@ -417,7 +417,7 @@ def _judge(snapshot: Snapshot, execution: Execution) -> dict[str, str] | None:
     if principal is None:
         return {"outcome": "refused", "reason": f"there is no principal {execution.principal}"}
     scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()
-    tool = view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
+    tool = make_view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
     if tool is None:
         return {"outcome": "refused", "reason": "the tool is not in the principal's view"}
     decision = decide(tool, snapshot.permissions)

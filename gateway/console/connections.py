@@ -93,8 +93,8 @@ async def connection_values(visit: Visit, nav: Navigation) -> dict[str, Any]:
     tools = visit.inquiry.view.connections.get(state.name, ())
     filter = visit.filter("change_status", "change_class")
     columns = {"status": filter["change_status"], "class": filter["change_class"]}
-    db, seen = visit.gateway.db, visit.inquiry.overseen()
-    found = await list_changes(db, connection=state.name, overseen=seen, limit=PAGE_ENTRIES)
+    db, seen = visit.gateway.db, visit.inquiry.oversight()
+    found = await list_changes(db, connection=state.name, oversight=seen, limit=PAGE_ENTRIES)
     changes = changes_with_diffs(found)
     return {
         "connection": await own_tools.get_connection(visit.inquiry, state.name),

@@ -60,7 +60,7 @@ def oversees(
     return is_own and state is not None and may_know(principal, state)
 
 
-def overseen(snapshot: Snapshot, principal: Principal) -> tuple[str, tuple[str, ...]] | None:
+def oversight(snapshot: Snapshot, principal: Principal) -> tuple[str, tuple[str, ...]] | None:
     """The organization and the connections whose rows a principal may see; None: no such bound."""
     if principal.admin and principal.organization is None:
         return None
@@ -80,7 +80,7 @@ def user_level(snapshot: Snapshot, principal: Principal, connection: str) -> Lev
     return choice or principal.connections.get(connection) or principal.access
 
 
-def limit_of(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> str:
+def why_limited(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> str:
     """What keeps a principal's access to a connection below read-write; "": nothing does."""
     access, user, name = level(snapshot, principal, state), principal.name, state.name
     if access is None:
@@ -122,7 +122,7 @@ class Decision(msgspec.Struct, frozen=True):
     code: str = "access_denied"
 
 
-def caution(decision: Decision) -> int:
+def strictness(decision: Decision) -> int:
     """The strictness of a decision."""
     return ("allow", "confirm", "block").index(decision.outcome)
 
@@ -153,11 +153,11 @@ def _unless_auto_approved(tool: Tool, permissions: Permissions, reason: str) -> 
 
 
 def permit(
-    snapshot: Snapshot, principal: Principal, tool: Tool, judged: Tool | None = None
+    snapshot: Snapshot, principal: Principal, tool: Tool, judged_tool: Tool | None = None
 ) -> Decision:
     """The decision on a call of this principal; raises Refused where it may not be made at all.
 
-    `judged` is what permissions are asked about, where it is not the tool itself.
+    `judged_tool` is what permissions are asked about, where it is not the tool itself.
     """
     state = snapshot.connections[tool.connection]
     access, read_only = level(snapshot, principal, state), "You have read-only access to"
@@ -167,7 +167,7 @@ def permit(
         raise Refused("access_denied", f"you have no access to {state.display_name}")
     if tool.access != "read" and "tools:write" in principal.withheld:
         raise InsufficientScope("tools:read", "tools:write")
-    decision = decide(judged or tool, snapshot.permissions)
+    decision = decide(judged_tool or tool, snapshot.permissions)
     if decision.outcome == "block":
         is_read_only = decision.code == "read_only"
         message = f"{read_only} {state.display_name}" if is_read_only else f"{tool.name} is blocked"
@@ -179,7 +179,7 @@ def permit_again(
     snapshot: Snapshot,
     caller: Principal,
     find: Callable[[Snapshot, Principal], tuple[Tool, Tool]],
-    is_allowed: Callable[[Snapshot, Tool], bool],
+    is_unchanged: Callable[[Snapshot, Tool], bool],
 ) -> tuple[Tool, Tool]:
     """The tool that a call which waited is made with now, and the tool permissions are asked about.
 
@@ -189,13 +189,13 @@ def permit_again(
     if principal is None:
         raise Refused("access_denied", "the caller has no access any more")
     try:
-        tool, judged = find(snapshot, principal)
+        tool, judged_tool = find(snapshot, principal)
     except (UnknownTool, GatewayError):
         raise Refused("access_denied", "the tool is no longer there for the caller") from None
-    permit(snapshot, principal, tool, judged)
-    if not is_allowed(snapshot, tool):
+    permit(snapshot, principal, tool, judged_tool)
+    if not is_unchanged(snapshot, tool):
         raise Refused("access_denied", "the tool has changed since")
-    return tool, judged
+    return tool, judged_tool
 
 
 def principal_now(settings: Settings, before: Principal) -> Principal | None:
@@ -305,7 +305,7 @@ def _overruled_permissions(snapshot: Snapshot) -> Iterator[Problem]:
         yield _weaker("level", configured.level, put.level)
     for name in sorted((_named_tools(configured) | _named_tools(put)) & snapshot.tools.keys()):
         before, after = (decide(snapshot.tools[name], each) for each in (configured, put))
-        if caution(before) > caution(after):
+        if strictness(before) > strictness(after):
             yield _weaker(f"tools.{name}", before.outcome, after.outcome)
     if configured.always_allow_minutes < put.always_allow_minutes:
         minutes = (configured.always_allow_minutes, put.always_allow_minutes)

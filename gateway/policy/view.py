@@ -29,7 +29,7 @@ from gateway.config.profiles import Format
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
 from gateway.naming import find_pattern
-from gateway.policy.access import level, limit_of, may_see, visible_tools
+from gateway.policy.access import level, may_see, visible_tools, why_limited
 
 CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
 
@@ -94,7 +94,7 @@ def view_key(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[ob
     return scope, bundles_of(snapshot, principal, scope), principal.admin, levels
 
 
-def view(
+def make_view(
     snapshot: Snapshot,
     principal: Principal,
     scope: Scope,
@@ -184,26 +184,26 @@ def _viewpoint(snapshot: Snapshot, principal: Principal, scope: Scope) -> Viewpo
 
 
 def why_hidden(
-    snapshot: Snapshot, principal: Principal, seen: View, state: ConnectionState, tool: Tool | None
+    snapshot: Snapshot, principal: Principal, view: View, state: ConnectionState, tool: Tool | None
 ) -> str:
     """The rule that keeps a tool out of a list, or, where no tool is given, a whole connection.
 
     "": no rule does.
     """
-    point, access = _viewpoint(snapshot, principal, seen.scope), level(snapshot, principal, state)
+    point, access = _viewpoint(snapshot, principal, view.scope), level(snapshot, principal, state)
     bundles = point.bundles_with(state)
     if not (may_see(access, tool) if tool else access not in (None, "disabled")):
-        return limit_of(snapshot, principal, state)
+        return why_limited(snapshot, principal, state)
     if not bundles and not point.open:
         return _why_unbundled(point, state)
     rules = [_why_distrusted(state, bundles), _why_denied(snapshot, bundles, tool) if tool else ""]
-    rules += [_why_behind_meta(key, each, seen.connections) for key, each in bundles.items()]
+    rules += [_why_behind_meta(key, each, view.connections) for key, each in bundles.items()]
     return next(filter(None, rules), "")
 
 
-def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, seen: View) -> str:
+def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, view: View) -> str:
     """The rule that keeps a tool of the gateway's own out of a list; "": no rule does."""
-    return _why_own_hidden(tool, _viewpoint(snapshot, principal, seen.scope), bool(seen.meta))
+    return _why_own_hidden(tool, _viewpoint(snapshot, principal, view.scope), bool(view.meta))
 
 
 def _allowed_tools(point: Viewpoint, state: ConnectionState) -> tuple[Tool, ...]:
@@ -298,19 +298,19 @@ class Offering:
     sole: ConnectionState | None = None  # the server that the view is transparent for
 
 
-def servers_of_view(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
+def servers_of_view(snapshot: Snapshot, principal: Principal, view: View) -> Offering:
     """The servers that the principal reads from in this view."""
-    states = [snapshot.connections[name] for name in sorted(seen.connections)]
+    states = [snapshot.connections[name] for name in sorted(view.connections)]
     readable = [s for s in states if level(snapshot, principal, s) not in (None, "disabled")]
-    bundles = [snapshot.settings.bundles[name] for name in seen.bundle_ids]
+    bundles = [snapshot.settings.bundles[name] for name in view.bundle_ids]
     servers = tuple(state for state in readable if _is_whole(state, bundles))
     is_sole = len(readable) == len(servers) == 1 and servers[0].settings.prefix == ""
     return Offering(servers, servers[0] if is_sole else None)
 
 
-def trusted_sources(offer: Offering, seen: View, snapshot: Snapshot) -> list[ConnectionState]:
+def trusted_sources(offer: Offering, view: View, snapshot: Snapshot) -> list[ConnectionState]:
     """The trusted sources that a view has something of: they may say how they are to be used."""
-    names = {tool.connection for tool in seen.tools.values()} | {s.name for s in offer.servers}
+    names = {tool.connection for tool in view.tools.values()} | {s.name for s in offer.servers}
     states = [snapshot.connections[name] for name in sorted(names)]
     return [state for state in states if state.settings.trust == "trusted"]
 

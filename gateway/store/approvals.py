@@ -244,9 +244,9 @@ def _is_in_time(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
 
 
 def _within(columns: Any, visible: VisibleRows) -> list[ColumnElement[bool]]:
-    principal, overseen = visible
+    principal, oversight = visible
     is_own = columns.principal == principal
-    return [] if overseen is None else [is_own | is_seen(columns, overseen)]
+    return [] if oversight is None else [is_own | is_seen(columns, oversight)]
 
 
 def _set_status(

@@ -42,7 +42,7 @@ _is_held = _changes.c.status == "held"  # a decision on what is served now, and 
 _choices = tables.choices
 _permissions = tables.permissions
 
-Overseen = tuple[str, Sequence[str]] | None  # an organization and connections: see `is_seen`
+Oversight = tuple[str, Sequence[str]] | None  # an organization and connections: see `is_seen`
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,28 +301,28 @@ async def list_changes(
     *,
     connection: str | None = None,
     status: ChangeStatus | None = None,
-    overseen: Overseen = None,
+    oversight: Oversight = None,
     limit: int = STORE_ROWS,
 ) -> list[Change]:
-    """Changes, newest first; where `overseen` is given, of these only."""
+    """Changes, newest first; where `oversight` is given, of these only."""
     columns = {"connection": connection, "status": status}
     filters = {name: value for name, value in columns.items() if value is not None}
-    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, overseen, _is_held))
+    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, oversight, _is_held))
     statement = among.order_by(_changes.c.id.desc()).limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: get_all(tx, statement, Change))
 
 
-async def count_held(db: Database, overseen: Overseen) -> dict[str, int]:
+async def count_held(db: Database, oversight: Oversight) -> dict[str, int]:
     """How many changes of each connection wait for a person to accept them."""
     name = _changes.c.connection
-    held = select(name, func.count()).where(_is_held, is_seen(_changes.c, overseen, _is_held))
+    held = select(name, func.count()).where(_is_held, is_seen(_changes.c, oversight, _is_held))
     statement = held.group_by(name).order_by(name)
     return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(statement)})
 
 
-async def get_change(db: Database, id: str, overseen: Overseen = None) -> Change | None:
-    """The change of that id; where `overseen` is given, if it is one of these."""
-    among = select(_changes).filter_by(id=id).where(is_seen(_changes.c, overseen, _is_held))
+async def get_change(db: Database, id: str, oversight: Oversight = None) -> Change | None:
+    """The change of that id; where `oversight` is given, if it is one of these."""
+    among = select(_changes).filter_by(id=id).where(is_seen(_changes.c, oversight, _is_held))
     return await db.read(lambda tx: get_one(tx, among, Change))
 
 

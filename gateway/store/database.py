@@ -399,13 +399,13 @@ def get_all(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
 
 
 def is_seen(
-    columns: Any, overseen: tuple[str, Sequence[str]] | None, *are_open: ColumnElement[bool]
+    columns: Any, oversight: tuple[str, Sequence[str]] | None, *are_open: ColumnElement[bool]
 ) -> ColumnElement[bool]:
     """Whether rows are of these connections, and from when each was this organization's, or
     everybody's; None: all are. Rows that are open go with the connection."""
-    if overseen is None:
+    if oversight is None:
         return true()
-    organization, connections = overseen
+    organization, connections = oversight
     is_ours = (columns.organization == organization, columns.organization.is_(None))
     return and_(columns.connection.in_(connections), or_(*is_ours, *are_open))
 

@@ -229,7 +229,7 @@ class Filter:
     idempotency_token: str | None = None
     since: float | None = None
     until: float | None = None  # exclusive
-    overseen: tuple[str, tuple[str, ...]] | None = None  # see `is_seen`
+    oversight: tuple[str, tuple[str, ...]] | None = None  # see `is_seen`
     id: str | None = None  # the beginning of an id
 
 
@@ -265,7 +265,7 @@ def rule_of(filter: Filter) -> ColumnElement[bool]:
     """The condition that is true of the rows that the filter lets through."""
     columns = {name: getattr(filter, name) for name in EQUAL}
     rules = [_table.c[name] == value for name, value in columns.items() if value]
-    rules.append(is_seen(_table.c, filter.overseen))
+    rules.append(is_seen(_table.c, filter.oversight))
     if filter.id:
         rules.append(_table.c.id.between(filter.id, f"{filter.id}g"))  # ids are hex digits
     if filter.since is not None:

@@ -98,8 +98,8 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
         hint = "GET /principals names them; people who let a client in are known too."
         raise NotFound("invalid_arguments", f"there is no principal {principal!r}", hint)
     view = inquiry.gateway.view_of(inquiry.snapshot, person, scope)
-    db, overseen = inquiry.gateway.db, inquiry.overseen()
-    held_changes = await changes.list_changes(db, status="held", overseen=overseen)
+    db, oversight = inquiry.gateway.db, inquiry.oversight()
+    held_changes = await changes.list_changes(db, status="held", oversight=oversight)
     new_tools = [(c.tool, c.connection) for c in held_changes if c.kind == "added"]
     rows = await asyncio.to_thread(lambda: list(_rows(inquiry, person, view, new_tools)))
     counts = Counter(row["shown"] for row in rows)

@@ -45,14 +45,14 @@ from gateway.errors import (
 )
 from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import RunInWorker
-from gateway.policy.access import may_know, overseen, oversees
+from gateway.policy.access import may_know, oversees, oversight
 from gateway.policy.view import (
     OwnTool,
     View,
+    make_view,
     refused_capabilities,
     servers_of_view,
     usable_capabilities,
-    view,
     view_key,
 )
 from gateway.sign_in.credentials import PeopleCredentials
@@ -112,19 +112,19 @@ class Inquiry(Struct, frozen=True):
         """Whether the row is the caller's, or one that the caller oversees."""
         return row.principal == self.principal.name or self.oversees(row)
 
-    def overseen(self) -> tuple[str, tuple[str, ...]] | None:
+    def oversight(self) -> tuple[str, tuple[str, ...]] | None:
         """The organization and the connections whose rows are the caller's business; None: all."""
-        return overseen(self.snapshot, self.principal)
+        return oversight(self.snapshot, self.principal)
 
     def visible_rows(self) -> approvals.VisibleRows:
         """Whose rows the caller may see: its own, and those it oversees."""
-        return self.principal.name, self.overseen() if self.principal.admin else ("", ())
+        return self.principal.name, self.oversight() if self.principal.admin else ("", ())
 
     def calls_with(self, principal: str = "", **columns: Any) -> Filter:
         """A filter for those calls that the caller may see and that have these values."""
         if not self.principal.admin:
             return Filter(principal=self.principal.name, **columns)
-        return Filter(principal=principal, overseen=self.overseen(), **columns)
+        return Filter(principal=principal, oversight=self.oversight(), **columns)
 
     def connections(self) -> list[ConnectionState]:
         """Every connection that exists for the caller."""
@@ -327,7 +327,7 @@ class Gateway:
         key = (snapshot.revision, view_key(snapshot, person, scope), form)
         shared = self._views.get(key)
         if shared is None:
-            shared = view(snapshot, person, scope, tuple(self.own_tools.values()), form)
+            shared = make_view(snapshot, person, scope, tuple(self.own_tools.values()), form)
             self._views[key] = shared
         return shared
 

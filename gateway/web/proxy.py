@@ -35,11 +35,11 @@ from gateway.model import (
     Tool,
 )
 from gateway.model import digest as sha256
-from gateway.policy.access import caution, decide, level, may_know
+from gateway.policy.access import decide, level, may_know, strictness
 from gateway.policy.view import View, bundles_of
 
 NAME = "proxy"
-STRICTNESS: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
+DANGER: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
 _SCALAR = {"type": ["string", "number", "boolean", "null"]}
 _QUERY_VALUE = {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}
 _QUERY = {"type": "object", "additionalProperties": _QUERY_VALUE}
@@ -121,7 +121,7 @@ def resolve_request(
     fits = partial(_may_mean, request, _base_url(state))
     skipped = [e for e in state.build.skipped if fits(e.method, e.path, e.base_url)]
     tools = [t for t in state.tools if t.http and fits(t.method, t.http.path, t.http.base_url)]
-    tools.sort(key=lambda tool: -STRICTNESS[tool.access])
+    tools.sort(key=lambda tool: -DANGER[tool.access])
     if any(each.access == "dangerous" for each in skipped):
         raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
     if bundles_of(snapshot, principal, view.scope) is not None:
@@ -174,7 +174,7 @@ def _strictest_tool(
     """The request's tool, under that of its possible names with the strictest permission."""
     names = [*tool_names, *(each.tool for each in skipped)] or [NAME]
     candidates = [replace(tool, name=name) for name in names]
-    return max(candidates, key=lambda each: caution(decide(each, snapshot.permissions)))
+    return max(candidates, key=lambda each: strictness(decide(each, snapshot.permissions)))
 
 
 def _connection(snapshot: Snapshot, principal: Principal, name: str) -> ConnectionState:
@@ -224,7 +224,7 @@ def _tool(
     skipped: list[Access],
 ) -> Tool:
     accesses = [ACCESS_OF_METHOD[request.method], *skipped, *(tool.access for tool in tools)]
-    access = max(accesses, key=lambda kind: STRICTNESS[kind])
+    access = max(accesses, key=lambda kind: DANGER[kind])
     operation = HttpOperation(
         method=request.method,
         base_url=_base_url(state),

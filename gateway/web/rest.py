@@ -343,8 +343,8 @@ async def delete_execution(inquiry: Inquiry, id: str) -> Response:
 
 async def list_approvals(inquiry: Inquiry) -> Json:
     inquiry.require_admin()
-    overseen = ("", inquiry.overseen())  # not the caller's own calls of what has gone
-    waiting = await approvals.list_open(inquiry.gateway.db, time.time(), overseen)
+    oversight = ("", inquiry.oversight())  # not the caller's own calls of what has gone
+    waiting = await approvals.list_open(inquiry.gateway.db, time.time(), oversight)
     return {"approvals": [display.approval_row(inquiry.snapshot, each) for each in waiting]}
 
 
@@ -402,8 +402,8 @@ async def list_changes(
     chosen = next((each for each in CHANGE_STATUSES if each == status), None)
     if status and chosen is None:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    db, name, overseen = inquiry.gateway.db, connection or None, inquiry.overseen()
-    criteria: Json = {"connection": name, "status": chosen, "overseen": overseen}
+    db, name, oversight = inquiry.gateway.db, connection or None, inquiry.oversight()
+    criteria: Json = {"connection": name, "status": chosen, "oversight": oversight}
     found = await changes.list_changes(db, **criteria, limit=limit)
     return {"changes": [display.change_row(each) for each in found]}
 
@@ -412,7 +412,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
     if decision not in CHANGE_DECISIONS:
         raise HTTPException(404, "Not Found")
     inquiry.require_admin()
-    change = await changes.get_change(inquiry.gateway.db, id, inquiry.overseen())
+    change = await changes.get_change(inquiry.gateway.db, id, inquiry.oversight())
     if change is None:
         raise NotFound("invalid_arguments", "there is no such change")
     if change.status != "held":

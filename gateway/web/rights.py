@@ -25,7 +25,7 @@ from gateway.limits import MAX_TOLD_ITEMS, TABLE_ROWS
 from gateway.model import Principal, Scope, json_bytes
 from gateway.policy.access import configured_principal, principal_now
 from gateway.policy.rights import refuse_change
-from gateway.policy.view import view, view_key
+from gateway.policy.view import make_view, view_key
 from gateway.store.tables import PutRight, RightKind
 from gateway.web.gateway import Inquiry, Run
 
@@ -245,7 +245,7 @@ def _foresee(inquiry: Inquiry, key: Key, put: PutAccess) -> Json:
     report: Json = {"principals": rows}
     if kind == "bundle" and name in put.settings.bundles:
         roleless = replace(inquiry.principal, role=None)
-        bundle_view = view(future, roleless, Scope("bundles", (name,)), ())
+        bundle_view = make_view(future, roleless, Scope("bundles", (name,)), ())
         tools = bundle_view.tools.values()
         report["gives"] = {
             "tools": sorted(tool.name for tool in tools),
@@ -259,7 +259,7 @@ def _reach_of(snapshot: Snapshot, principal: Principal, cache: dict[object, Reac
     """The tools that a principal reaches at /mcp, and the tokens that listing them costs."""
     key = id(snapshot), view_key(snapshot, principal, Scope())
     if key not in cache:
-        listing = view(snapshot, principal, Scope(), ())
+        listing = make_view(snapshot, principal, Scope(), ())
         cache[key] = frozenset(listing.tools), sum(tool.tokens for tool in listing.direct.values())
     return cache[key]
 

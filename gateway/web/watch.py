@@ -31,8 +31,8 @@ from gateway.config.connection import people_sign_in
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
 from gateway.outbound.certificates import Ends, ending_soon
-from gateway.policy.access import configuration_problems, level, may_know, overseen
-from gateway.policy.view import view
+from gateway.policy.access import configuration_problems, level, may_know, oversight
+from gateway.policy.view import make_view
 from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.catalog import count_held
 from gateway.store.cluster import events_after, newest_ids
@@ -145,7 +145,7 @@ class Health:
         states, network = snapshot.connections, snapshot.settings.network
         change_counts, shared = dict[str, int](), dict[str, Credential]()
         try:
-            change_counts = await count_held(db, overseen(snapshot, principal))
+            change_counts = await count_held(db, oversight(snapshot, principal))
             if any(people_sign_in(state.settings.auth) for state in states.values()):
                 shared = dict(await self._gateway.people.rows_of(""))
         except GatewayError as error:
@@ -184,7 +184,7 @@ class Health:
         }
 
     async def _todo(self, principal: Principal) -> dict[str, Any]:
-        visible, waiting = ("", overseen(self._gateway.snapshot, principal)), 0
+        visible, waiting = ("", oversight(self._gateway.snapshot, principal)), 0
         with suppress(GatewayError):
             waiting = await count_waiting(self._gateway.db, time.time(), visible)
         return {"todo": [task.as_dict() for task in await self.tasks(principal, waiting)]}
@@ -196,7 +196,7 @@ class Health:
             words = "connections and problems: send a token to see them"
             return {"connections": [], "left_out": words}
         # Not by way of an inquiry: that would wake lazy servers, which no caller needs here.
-        visible = view(snapshot, principal, Scope(), ()).connections
+        visible = make_view(snapshot, principal, Scope(), ()).connections
         states = [s for s in snapshot.connections.values() if may_know(principal, s)]
         rows = [self._row(state, len(visible.get(state.name, ()))) for state in states]
         details = {

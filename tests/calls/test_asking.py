@@ -73,14 +73,14 @@ def test_longest_list_is_found(value: Any, found: tuple[str, int]) -> None:
 ALLOWED = snapshot()
 
 
-def is_allowed(_: Any, now: Tool) -> bool:
+def is_unchanged(_: Any, now: Tool) -> bool:
     return now == tool()
 
 
 def test_approval_holds_while_nothing_changed() -> None:
     later = snapshot(revision=9)
     same = later.tools["shop_order"]
-    assert permit_again(later, ANN, find, is_allowed) == (same, same)
+    assert permit_again(later, ANN, find, is_unchanged) == (same, same)
 
 
 def raising(error: Exception) -> Any:
@@ -104,7 +104,7 @@ def raising(error: Exception) -> Any:
 )
 def test_approval_is_void_once_anything_changed(now: Any, found: Any, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        permit_again(now, ANN, found, is_allowed)
+        permit_again(now, ANN, found, is_unchanged)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.changes import stricter
+from gateway.catalog.changes import why_stricter
 
 
 def of(**properties: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ SHORT = {**TREE, "properties": {**TREE["properties"], "name": {**STRING, "maxLen
     ],
 )  # fmt: skip
 def test_wider_or_equal_input_is_not_stricter(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert stricter(old, new) is None
+    assert why_stricter(old, new) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_wider_or_equal_input_is_not_stricter(old: dict[str, Any], new: dict[str
     ],
 )  # fmt: skip
 def test_what_got_stricter_is_said(old: dict[str, Any], new: dict[str, Any], reason: str) -> None:
-    assert stricter(old, new) == reason
+    assert why_stricter(old, new) == reason
 
 
 SCALARS = st.sampled_from([STRING, NUMBER, INTEGER, {"type": "boolean"}, {"enum": [1, "x"]}, {}])
@@ -122,4 +122,4 @@ def test_value_refused_now_and_good_before_means_stricter(
     good = jsonschema_rs.Draft202012Validator(of(a=old)).is_valid({"a": value})
     refused = not jsonschema_rs.Draft202012Validator(of(a=new)).is_valid({"a": value})
     if good and refused:
-        assert stricter(of(a=old), of(a=new)) is not None
+        assert why_stricter(of(a=old), of(a=new)) is not None

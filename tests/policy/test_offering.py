@@ -10,7 +10,7 @@ from gateway.catalog.snapshot import ConnectionState, assemble
 from gateway.config.file import parse_settings
 from gateway.config.settings import Settings
 from gateway.model import Level, Principal, Scope
-from gateway.policy.view import servers_of_view, usable_capabilities, view
+from gateway.policy.view import make_view, servers_of_view, usable_capabilities
 from tests.configs import table
 
 API = table("connections.api", kind="openapi", spec="api.json")
@@ -76,4 +76,4 @@ def _offering(settings: Settings, principal: Principal, scope: Scope) -> Any:
         for name, connection in settings.connections.items()
     ]
     snapshot = assemble(1, settings, states)
-    return servers_of_view(snapshot, principal, view(snapshot, principal, scope, ()))
+    return servers_of_view(snapshot, principal, make_view(snapshot, principal, scope, ()))

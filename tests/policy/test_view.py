@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
 from gateway.model import OWN_TOOL_NAMES, Principal, Scope, Tool
-from gateway.policy.view import View, view, why_hidden, why_own_hidden
+from gateway.policy.view import View, make_view, why_hidden, why_own_hidden
 from gateway.web.own_tools import OWN_TOOLS
 from tests.configs import table
 from tests.policy.values import connection, snapshot, tool
@@ -45,7 +45,7 @@ OWN = Scope()
 
 def seen(role: str | None, scope: Scope = OWN, admin: bool = False) -> View:
     now = snapshot(SHOP, DESK, config=CONFIG)
-    return view(now, Principal("ann", admin=admin, role=role), scope, OWN_TOOLS)
+    return make_view(now, Principal("ann", admin=admin, role=role), scope, OWN_TOOLS)
 
 
 def bundles(*names: str) -> Scope:
@@ -58,7 +58,7 @@ def test_a_bundle_denies_an_operation_under_all_its_names(pattern: str) -> None:
     bundle = table("bundles.b", connections=["shop"], deny=[pattern])
     now = snapshot(connection("shop", book), config=f'{bundle}[capabilities]\nats = "shop"')
     assert set(now.tools) == {"shop_get_book", "ats_read_book"}
-    assert not view(now, Principal("ann"), bundles("b"), OWN_TOOLS).direct
+    assert not make_view(now, Principal("ann"), bundles("b"), OWN_TOOLS).direct
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_whatever_is_not_listed_has_a_reason_and_nothing_else_has(role: str, tru
     now = snapshot(SHOP, desk, config=CONFIG, choices={("ann", "shop"): "read-only"})
     ann = Principal("ann", role=role)
     for scope in EVERYWHERE:
-        found = view(now, ann, scope, OWN_TOOLS)
+        found = make_view(now, ann, scope, OWN_TOOLS)
         for each in now.tools.values():
             said = why_hidden(now, ann, found, now.connections[each.connection], each)
             assert bool(said) == (each.name not in found.direct), (scope, each.name, said)
@@ -130,7 +130,7 @@ def test_the_gateways_own_tools_are_listed_where_they_belong() -> None:
 def paged(names: list[str], size: int, cursor: str | None = None) -> tuple[list[str], str | None]:
     """One page of a list with these tools beside the gateway's own."""
     shop = connection("shop", *(tool("shop", name) for name in names))
-    shown = view(snapshot(shop), Principal("ann"), OWN, OWN_TOOLS).page(cursor, size)
+    shown = make_view(snapshot(shop), Principal("ann"), OWN, OWN_TOOLS).page(cursor, size)
     assert shown is not None
     page = orjson.loads(b"{%b}" % shown)
     return [entry["name"] for entry in page["tools"]], page.get("nextCursor")
@@ -194,7 +194,7 @@ def test_an_untrusted_connection_is_reached_by_meta_bundles_that_name_tools(
 ) -> None:
     wild = connection("wild", tool("wild", "get_x"), trust="untrusted")
     now = snapshot(wild, config=f'[bundles.b]\nconnections = ["wild"]\n{bundle}')
-    found = view(now, Principal("ann"), bundles("b"), OWN_TOOLS)
+    found = make_view(now, Principal("ann"), bundles("b"), OWN_TOOLS)
     assert {*found.direct, *found.meta} == reached
 
 
