@@ -1,8 +1,8 @@
 """The only place where the parts are put together.
 
 `running` starts them in order and ends them in reverse order: the store and the ways out, the
-catalog from cached definitions (no network), calls, then the doors; the first refresh runs in the
-background, so that a dead upstream delays nobody. It yields the gateway's doors as one `App`.
+catalog from cached definitions (no network), calls, then the edges; the first refresh runs in the
+background, so that a dead upstream delays nobody. It yields the gateway's edges as one `App`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The doors of the gateway, and the parts that the server around them needs."""
+    """The edges of the gateway, and the parts that the server around them needs."""
 
     gateway: Gateway
     mcp: McpEndpoint
@@ -193,7 +193,7 @@ async def running(
         await assembly.open_ways_out()
         await assembly.load_catalog()
         await assembly.start_calls()
-        app = assembly.open_doors()
+        app = assembly.open_edges()
         await assembly.look_first(loading)
         await assembly.follow_changes(app)
         yield app
@@ -319,7 +319,7 @@ class Assembly:
         self._run(housekeeping.run())
         self._run(invoker.make_approved())
 
-    def open_doors(self) -> App:
+    def open_edges(self) -> App:
         """Builds MCP, REST, console and health, and the parts that they share."""
         server, gateway = self.settings.server, self.gateway
         identity = Identity(self.catalog.current.settings, self.public_url, self._fetch_keys)
@@ -461,7 +461,7 @@ class Assembly:
         self.egress.follow(**edited.network.rules)
         self.admission.resize(edited.limits.max_concurrent_calls)
         if edited.cache != before.cache:
-            self.fetcher.remember(edited.cache)
+            self.fetcher.reset_cache(edited.cache)
         network_changed = edited.network != before.network
         if network_changed:  # failing connections may be reachable now
             states = self.catalog.current.connections.values()

@@ -75,7 +75,11 @@ READER_BYTES = 160 * 1024 * 1024  # of a reader's memory; a definition like GitH
 # --- upstream -------------------------------------------------------------------------------------
 
 LONGEST_REST_SECONDS = 60.0  # after many failures, between two looks, for a child to come up
-HELD_SECONDS = 10.0  # a session that lived so long was no crash; for an upstream to take a message
+# A session that lived so long was no crash. For an upstream to take a message or answer a small
+# one, and the longest pause that it may ask for on a stream; the span in which a child's lines are
+# counted. For a sign-in to be there once a client of 2026 says that its user signed in: its call
+# waits no longer, and asks again.
+HELD_SECONDS = 10.0
 LISTEN_SECONDS = 600.0  # then a stream of notices is opened anew: it may be broken unnoticed
 UNUSED_SECONDS = 1800.0  # then a principal's own session is ended
 LAST_BYTES_SECONDS = 0.02  # for the end of an answer, so that its connection can be used again
@@ -170,7 +174,7 @@ SESSION_SECONDS = 7 * 24 * 3600.0  # a session of the 2025 era; and "always allo
 MAX_BATCH = 50  # requests in one body (2025-03-26): each takes a place among the calls
 MAX_QUEUED = 256  # messages that wait for one slow reader; further ones are dropped
 MAX_STREAMS_PER_PRINCIPAL = 1024
-ATTEND_AFTER_SECONDS = 0.5  # most calls end before the gateway has to watch their connection
+WATCH_AFTER_SECONDS = 0.5  # most calls end before the gateway has to watch their connection
 MAX_INSTRUCTIONS_CHARS = 8192  # of all servers together: every client's model reads them
 MAX_WATCHED = 500  # resources that one principal watches
 MAX_TOLD_NAMES = 1000  # of tools that came, went or changed: some 35 KB of each, in every result

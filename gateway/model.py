@@ -392,14 +392,14 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """The view of the principal that an address asks for."""
+class ViewAddress:
+    """The address of a view: which of the principal's views it asks for."""
 
     kind: Literal["own", "bundles", "step"] = "own"
     names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)
 
     @property
-    def address(self) -> str:
+    def path(self) -> str:
         """Where this view is served: what a token of the front door is for."""
         if self.kind == "bundles":
             return f"/mcp/bundles/{'+'.join(self.names)}"
@@ -417,7 +417,6 @@ def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
 # --- answers --------------------------------------------------------------------------------------
 
 Result = dict[str, Any]  # of a tool's call, as MCP writes it
-HEADERS_META = "gateway/headers"  # in a result's `_meta`: headers of an API's answer
 
 
 # --- as bytes -------------------------------------------------------------------------------------

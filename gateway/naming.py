@@ -34,7 +34,7 @@ _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(r"[\W_]+")
 _BETWEEN_SENTENCES = re.compile(r"(\n|(?<=[.!?]) )")
 VARIABLE = re.compile(r"\{([^{}]*)\}")
-_WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 def tool_names(
@@ -210,7 +210,7 @@ def _means_any(pattern: str, names: Collection[str]) -> bool:
 def _exactness(pattern: str, names: Sequence[str]) -> tuple[int, int, int, str]:
     """Grows with how exactly a pattern means an operation, whose own name comes first."""
     own = -names.index(pattern) if pattern in names else -len(names)
-    return own, len(_WILDCARDS.sub("", pattern)), -pattern.count("*"), pattern
+    return own, len(WILDCARDS.sub("", pattern)), -pattern.count("*"), pattern
 
 
 # --- words that are safe to show ------------------------------------------------------------------

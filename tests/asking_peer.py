@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp.shared.message import SessionMessage
 
 from tests.definitions import an_object
-from tests.peers_mcp import NAME_FORM, Context, Era, McpPeer, mcp_peer, said, sdk_server
+from tests.peers_mcp import NAME_FORM, Context, McpPeer, mcp_peer, said, sdk_server
 
 TEXT, YES_NO = {"type": "string"}, {"type": "boolean"}
 FIELDS = {"title": TEXT, "page": YES_NO, "wait": YES_NO, "token": TEXT}
@@ -128,8 +128,7 @@ async def asking_peer(kind: str, effects: Path) -> AsyncIterator[str]:
         cwd = Path(__file__).parents[1]
         yield f'transport = "stdio"\ncommand = "{sys.executable}"\nargs = {args}\ncwd = "{cwd}"\n'
         return
-    served: Era = "modern" if era == "2026" else "handshake"
-    async with mcp_peer(served, peer=AskingPeer(effects)) as peer:
+    async with mcp_peer("2026" if era == "2026" else "2025", peer=AskingPeer(effects)) as peer:
         yield f'url = "{peer.url}"\n'
 
 

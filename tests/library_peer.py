@@ -151,5 +151,5 @@ async def library_peer(
 ) -> AsyncIterator[LibraryPeer]:
     """A served library that speaks one era only."""
     peer = LibraryPeer(tools=TOOLS, shelf=shelf, era=era)
-    async with mcp_peer("handshake" if era == "2025" else "modern", port=port, peer=peer):
+    async with mcp_peer(era, port=port, peer=peer):
         yield peer

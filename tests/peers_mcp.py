@@ -35,7 +35,7 @@ from tests.configs import table
 from tests.definitions import an_object
 from tests.peers import soon, stop_accepting
 
-Era = Literal["handshake", "modern", "both"]
+Era = Literal["2025", "2026", "both"]
 Context = ServerRequestContext[dict[str, Any], Any]
 PIXEL = "iVBORw0KGgo="
 PLAIN_SCHEMA: dict[str, Any] = {"type": "object"}
@@ -203,7 +203,7 @@ async def mcp_peer(
     peer: McpPeer | None = None,
     stateless: bool = False,
 ) -> AsyncIterator[McpPeer]:
-    """A served McpPeer; one of the handshake era knows nothing of the modern one."""
+    """A served McpPeer; one of 2025 knows nothing of 2026."""
     peer = peer or McpPeer()
     server = sdk_server(peer)
     app = server.streamable_http_app(json_response=json_response, stateless_http=stateless)
@@ -229,7 +229,7 @@ class _Watched:
         self.peer.methods.append(headers.get("mcp-method") or scope["method"])
         if self.peer.frozen:
             await asyncio.Event().wait()
-        if self.era != "both" and modern != (self.era == "modern"):
+        if self.era != "both" and modern != (self.era == "2026"):
             await JSONResponse(_refusal(modern), 400)(scope, receive, send)
             return
         if scope["method"] == "GET":

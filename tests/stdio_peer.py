@@ -40,7 +40,7 @@ class Peer:
             self.seen.append(f"{method} {params.get('requestId', '')}".strip())
         else:
             handler = getattr(self, "do_" + method.replace("/", "_"), None)
-            unknown = method == "server/discover" and self.options.era == "handshake"
+            unknown = method == "server/discover" and self.options.era == "2025"
             if handler is None or unknown:
                 self.send(id=message["id"], error={"code": -32601, "message": "Method not found"})
             else:
@@ -51,7 +51,7 @@ class Peer:
         self.send(id=id, result=found)
 
     def do_initialize(self, id: Any, params: dict[str, Any]) -> None:
-        if self.options.era == "modern":
+        if self.options.era == "2026":
             self.send(id=id, error={"code": -32022, "message": "Unsupported protocol version"})
             return
         self.offered = sorted(params["capabilities"])
@@ -144,7 +144,7 @@ class Peer:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--era", default="handshake")
+    parser.add_argument("--era", default="2025")
     parser.add_argument("--starts", help="a file that gets a line at each start")
     parser.add_argument("--most", type=int, default=99, help="starts that work")
     parser.add_argument("--crash", action="store_true", help="ends before it says anything")

@@ -39,7 +39,7 @@ from gateway.limits import (
     PREVIEW_CHARS,
     STEP_BYTES,
 )
-from gateway.model import HEADERS_META, Result
+from gateway.model import Result
 from gateway.outbound.content import (
     CUT_JSON,
     NOT_JSON,
@@ -55,6 +55,7 @@ from gateway.outbound.content import (
 if TYPE_CHECKING:  # a worker process, which reads parts, sends nothing
     from gateway.outbound.client import Answer, Pairs
 
+HEADERS_META = "gateway/headers"  # in a result's `_meta`: headers of the answer
 WholeAnswer = tuple[str, bytes]  # the media type and the body of an answer
 
 

@@ -44,7 +44,7 @@ from msgspec import Struct
 from gateway import limits
 from gateway.calls import questions
 from gateway.calls.questions import ApprovalChoice, may_always, question_of
-from gateway.calls.record import UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
+from gateway.calls.record import UNATTENDED, Attempt, Caller, FindTool, name_of_client
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, Broken, GatewayError, NotApproved, Overloaded, Refused
@@ -76,7 +76,7 @@ class Ticket(Struct, frozen=True):
 
     principal: Principal
     arguments: Mapping[str, Any]
-    door: Mapping[str, Any]
+    reference: Mapping[str, Any] = msgspec.field(name="door")  # as tickets in stores have it
     token: str | None
 
 
@@ -183,14 +183,14 @@ class Approvals:
                 f"{waiting} calls already wait for a decision.",
                 "Try again when some have been decided.",
             )
-        session = attempt.caller.session
-        has_written = await store.has_written(self.db, principal, tool.connection, session)
+        caller = attempt.caller
+        has_written = await store.has_written(self.db, principal, tool.connection, caller.session)
         is_changed = await store.has_tool_changed(self.db, principal, tool.name, tool.connection)
         warnings = questions.approval_warnings(
             attempt, first_write=not has_written, changed=is_changed
         )
         execution = attempt.execution("pending_confirmation")
-        ticket = Ticket(attempt.caller.principal, attempt.arguments, attempt.door, attempt.token)
+        ticket = Ticket(caller.principal, attempt.arguments, attempt.reference, attempt.token)
         approval = Approval(
             **{name: getattr(execution, name) for name in EXECUTION_FIELDS},
             id=new_id(now),
@@ -280,9 +280,9 @@ class Approvals:
     # --- for people who decide --------------------------------------------------------------------
 
     async def decide(
-        self, approval: Approval, decision: ApprovalChoice, by: Principal, source: str
+        self, approval: Approval, decision: ApprovalChoice, by: Principal, edge: str
     ) -> Approval:
-        """Takes a person's decision, with the door it came in by; the first decision stays."""
+        """Takes a person's decision, with the edge it came in by; the first decision stays."""
         snapshot = self.current()
         if approval.principal == by.name and not snapshot.permissions.self_approval:
             raise Refused(
@@ -296,15 +296,15 @@ class Approvals:
                 "a high-risk tool can't be allowed for good",
                 "Approve this one call, or set permissions.always_allow_high_risk.",
             )
-        row = await self._decide(approval, decision, by.name, source)
+        row = await self._decide(approval, decision, by.name, edge)
         if row is None:
             raise too_late_error(await store.get_approval(self.db, approval.id))
         return row
 
-    async def withdraw(self, execution_id: str, by: str, source: str) -> None:
+    async def withdraw(self, execution_id: str, by: str, edge: str) -> None:
         """Ends a call that waits for a decision, or was approved and is not under way yet."""
         approval = await store.approval_of(self.db, execution_id)
-        if approval and await self._decide(approval, "deny", by, source) is None:
+        if approval and await self._decide(approval, "deny", by, edge) is None:
             await self.void(approval)
 
     async def void(self, approval: Approval) -> None:
@@ -312,7 +312,7 @@ class Approvals:
         await store.void_approval(self.db, approval.id, time.time())
 
     async def _decide(
-        self, approval: Approval, decision: ApprovalChoice, by: str, source: str
+        self, approval: Approval, decision: ApprovalChoice, by: str, edge: str
     ) -> Approval | None:
         """Decides by one compare-and-set; None: it had been decided before, or the time was up."""
         now, permissions = time.time(), self.current().permissions
@@ -321,7 +321,7 @@ class Approvals:
             approval.id,
             "denied" if decision == "deny" else "approved",
             by=by,
-            source=source,
+            edge=edge,
             now=now,
             usable_until=now + permissions.timeout_seconds,
             grant=grant_of(approval, by, now, permissions) if decision == "always_allow" else None,
@@ -334,7 +334,7 @@ class Approvals:
     # --- for processes that make approved calls ---------------------------------------------------
 
     async def judge(
-        self, principal: Principal, door: Door, approval: Approval
+        self, principal: Principal, reference: Mapping[str, Any], approval: Approval
     ) -> tuple[Snapshot, Tool, Tool]:
         """What the call is made with now: snapshot, tool, and the tool permissions are asked about.
 
@@ -347,7 +347,7 @@ class Approvals:
         try:
             if principal.grant and await is_revoked(self.db, principal.grant):
                 raise Refused("access_denied", "the access of its client has ended")
-            snapshot, find = self.current(), partial(self.find_tool, door)
+            snapshot, find = self.current(), partial(self.find_tool, reference)
             return snapshot, *permit_again(snapshot, principal, find, is_unchanged)
         except Refused as refused:
             await self.void(approval)
@@ -358,7 +358,7 @@ class Approvals:
             ) from refused
 
     async def _judge_attempt(self, attempt: Attempt, approval: Approval) -> None:
-        found = await self.judge(attempt.caller.principal, attempt.door, approval)
+        found = await self.judge(attempt.caller.principal, attempt.reference, approval)
         attempt.snapshot, attempt.tool, attempt.judged_tool = found
 
     async def open_ticket(self, approval: Approval) -> Ticket:

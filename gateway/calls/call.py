@@ -2,7 +2,7 @@
 
 decide → check the arguments → have the caller sign in, where calls go out as them → ask a person,
 where approval is needed → claim the token and put a write on disk → send → shape → record. Calls
-come here from every door, and each call always ends in exactly one execution record. A write that
+come here from every edge, and each call always ends in exactly one execution record. A write that
 was begun is finished and recorded even if its caller has left; a read ends with its caller. Where
 the upstream may ask a client of 2026 something, `questions.py` holds the call while it goes this
 way: the client gets each question as the answer to its request, and replies by calling again.
@@ -40,7 +40,7 @@ from gateway.calls.record import (
     UNATTENDED,
     Attempt,
     Caller,
-    Door,
+    ToolReference,
     is_upstream_refusal,
     status_of_error,
     status_of_result,
@@ -97,7 +97,7 @@ class Invoker:
         tool: Tool,
         arguments: Arguments,
         caller: Caller,
-        door: Door,
+        reference: ToolReference,
         bundle_ids: tuple[str, ...] = (),
         *,
         judged_tool: Tool | None = None,
@@ -108,8 +108,8 @@ class Invoker:
         `judged_tool` is the tool that permissions are asked about, where that is another one.
         `unattended`: nobody waits while a person decides.
         """
-        attempt = self._build_attempt(snapshot, tool, judged_tool or tool, arguments, caller, door)
-        attempt.bundle_ids = bundle_ids
+        attempt = self._build_attempt(snapshot, tool, judged_tool or tool, arguments, caller)
+        attempt.reference, attempt.bundle_ids = reference, bundle_ids
         attempt.background = caller.meta.get(BACKGROUND_META) is True
         attempt.unattended = unattended or attempt.background
         if caller.request_state is None and not attempt.may_be_held:
@@ -117,10 +117,10 @@ class Invoker:
         return self.held_calls.next_result(attempt, self._make_or_fail)
 
     def _build_attempt(
-        self, snap: Snapshot, tool: Tool, judged: Tool, args: Arguments, caller: Caller, door: Door
+        self, snap: Snapshot, tool: Tool, judged: Tool, args: Arguments, caller: Caller
     ) -> Attempt:
         redactor, replica = self.redactor(snap, tool.connection), self._approvals.replica
-        return Attempt(snap, tool, judged, args, caller, door, redactor, replica)
+        return Attempt(snap, tool, judged, args, caller, redactor, replica)
 
     async def _make_or_fail(self, attempt: Attempt) -> Result:
         try:
@@ -336,12 +336,12 @@ class Invoker:
     async def _resume(self, approval: Approval) -> None:
         """Starts a call that was approved after its caller had left."""
         ticket = await self._approvals.open_ticket(approval)
-        principal, door = ticket.principal, ticket.door
-        snapshot_and_tools = await self._approvals.judge(principal, door, approval)
-        caller = Caller(principal, session=approval.session, client=approval.client)
-        attempt = self._build_attempt(*snapshot_and_tools, ticket.arguments, caller, door)
+        made_with = await self._approvals.judge(ticket.principal, ticket.reference, approval)
+        caller = Caller(ticket.principal, session=approval.session, client=approval.client)
+        attempt = self._build_attempt(*made_with, ticket.arguments, caller)
         attempt.id, attempt.created_at = approval.execution_id, approval.created_at
-        attempt.token, attempt.background, attempt.unattended = ticket.token, True, True
+        attempt.token, attempt.reference = ticket.token, ticket.reference
+        attempt.background = attempt.unattended = True
         self._decide(attempt)
         self._check_arguments(attempt)
         self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)

@@ -143,8 +143,8 @@ class LookUp:
     async def _answer(self, call: Call) -> Any:
         """The JSON that the call answers with."""
         self._check_allowed(call.tool)
-        # No door: the call never waits, so no process has to find its tool again.
-        result = await self.call(self.snapshot, call.tool, call.arguments, self.caller, door={})
+        # No reference: the call never waits, so no process has to find its tool again.
+        result = await self.call(self.snapshot, call.tool, call.arguments, self.caller, {})
         structured = result.get("structuredContent")
         if result.get("isError"):
             error = failure_in(result)

@@ -20,7 +20,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.calls.answer import own_result
+from gateway.calls.answer import HEADERS_META, own_result
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import (
@@ -33,7 +33,7 @@ from gateway.errors import (
     UpstreamUnreadable,
 )
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
-from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, digest, json_bytes, new_id
+from gateway.model import Principal, Result, Tool, ViewAddress, digest, json_bytes, new_id
 from gateway.naming import cut
 from gateway.store.tables import Execution, ExecutionStatus
 
@@ -50,17 +50,17 @@ AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
 Era = Literal["2025", "2026", "rest", "console"]
-Door = Mapping[str, Any]  # how a call came in, as data: from it any process finds the call's tool
-# The tool behind a door, and the tool that permissions are asked about. Raises UnknownTool or
+ToolReference = Mapping[str, Any]  # names the tool of a call, so that any process can find it
+# The tool of a reference, and the tool that permissions are asked about. Raises UnknownTool or
 # another of our errors where the caller has that tool no longer.
-FindTool = Callable[[Door, Snapshot, Principal], tuple[Tool, Tool]]
+FindTool = Callable[[ToolReference, Snapshot, Principal], tuple[Tool, Tool]]
 
 
 class Caller(Struct):
-    """Who makes a call, and how to reach them while it runs; each door fills in what it knows."""
+    """Who makes a call, and how to reach them while it runs; each edge fills in what it knows."""
 
     principal: Principal
-    scope: Scope = Scope()
+    view_address: ViewAddress = ViewAddress()
     era: Era = "rest"
     session: str | None = None  # stable id of the session, where the era has them
     client: str = ""  # name/version as the client gives it, bounded
@@ -92,9 +92,9 @@ class Attempt(Struct):
     judged_tool: Tool  # the tool that permissions are asked about: another one for raw requests
     arguments: Mapping[str, Any]
     caller: Caller
-    door: Door
     redactor: Redactor
     replica: str
+    reference: ToolReference = {}  # none: no other process has to find the tool
     bundle_ids: tuple[str, ...] = ()
     unattended: bool = False  # nobody waits for the answer
     created_at: float = msgspec.field(default_factory=time.time)
@@ -305,7 +305,7 @@ def record_without_tool(
     """
     name = cut(tool, MAX_QUOTE_CHARS)
     no_tool = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
-    attempt = Attempt(snapshot, no_tool, no_tool, arguments or {}, caller, {}, Redactor(()), "")
+    attempt = Attempt(snapshot, no_tool, no_tool, arguments or {}, caller, Redactor(()), "")
     attempt.reason = "the caller has no such tool"
     outcome = {"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0}
     return replace(attempt.execution("denied", None, error), access="", result=outcome)

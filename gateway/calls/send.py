@@ -329,7 +329,7 @@ class UpstreamRequests:
         name, principal, usable = server.name, caller.principal.name, caller.usable_capabilities
         peer = self.upstreams.peer(name)
         may_relay = caller.era == "2026" and bool(usable) and method in INTERACTIVE
-        may_pass_on = may_relay and peer is not None and peer.era != "handshake"
+        may_pass_on = may_relay and peer is not None and peer.era != "2025"
         outgoing = {key: params[key] for key in params if may_pass_on or key not in _HOP_FIELDS}
         outgoing["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
         make_redactor = partial(redactor_so_far, self.credentials, server, caller.principal, [])

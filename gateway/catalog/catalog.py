@@ -31,9 +31,9 @@ from gateway.catalog.changes import (
     replace_tools,
     report_of,
     tools_to_serve,
+    with_built,
     with_credentials_of,
     with_failure,
-    with_found,
     with_last_good,
 )
 from gateway.catalog.connections import (
@@ -46,17 +46,17 @@ from gateway.catalog.connections import (
     remove_from_azure,
 )
 from gateway.catalog.discover import Discoverer, Look, is_local, location_of
+from gateway.catalog.former_names import FormerNames, served_names
 from gateway.catalog.rights import Rights, untrusted_in
 from gateway.catalog.snapshot import (
     ConnectionState,
     Snapshot,
     assemble,
-    at_rest,
-    owner_in,
+    holder_finder,
     preview_of,
+    unread_state,
     with_tools,
 )
-from gateway.catalog.successors import FormerNames, served_names
 from gateway.config.connection import Connection, without_secrets
 from gateway.config.file import parse_connection
 from gateway.config.settings import Settings
@@ -93,7 +93,7 @@ class Catalog:
         self._listeners: list[Callable[[], None]] = []
         self._synced_revision = 0  # the store's revision that was taken over last
         self._store_changed = asyncio.Event()
-        self._take_lock = asyncio.Lock()
+        self._sync_lock = asyncio.Lock()
         self.advice: dict[str, tuple[Problem, ...]] = {}  # by a definition's sha256
         self.group_problem: Problem | None = None  # why Azure's group could not be listed
         self.refreshed_at: dict[str, float] = {}
@@ -108,14 +108,14 @@ class Catalog:
         return {
             name: is_local(state.settings)
             for name, state in self._states.items()
-            if state.status == "pending" and state.found is None and not state.settings.is_lazy
+            if state.status == "pending" and state.built is None and not state.settings.is_lazy
         }
 
     async def apply(self, settings: Settings) -> list[str]:
         """Puts settings and stored state in force; returns the connections to discover now."""
         before = {name: state.settings for name, state in self._states.items()}
-        async with self._take_lock:
-            await self._take(settings)
+        async with self._sync_lock:
+            await self._sync_with_store(settings)
         return [
             name
             for name, state in self._states.items()
@@ -135,8 +135,8 @@ class Catalog:
             await self._store_changed.wait()
             self._store_changed.clear()
             try:
-                async with self._take_lock:
-                    await self._take(self.rights.configured)
+                async with self._sync_lock:
+                    await self._sync_with_store(self.rights.configured)
             except GatewayError as error:
                 log.warning("changes of other processes not read", error=error.message)
                 await asyncio.sleep(REST_SECONDS)
@@ -195,13 +195,13 @@ class Catalog:
         name = change.connection
         async with self._locks[name]:
             state = self._state(name)
-            if (old := state.found) is None:
+            if (old := state.built) is None:
                 raise NotFound("connection_invalid", f"the connection {name!r} is switched off")
             new = await self._accept_change(state, old, change) if status == "accepted" else None
             change = replace(change, organization=state.settings.organization)
             decided, revision = await self._stored.decide(change, status, by, old, new)
             if new is not None:
-                self._states[name] = with_tools(replace(state, found=new), new.build.tools)
+                self._states[name] = with_tools(replace(state, built=new), new.build.tools)
             self._swap(revision)
         log.info("change decided", connection=name, tool=change.tool, status=status, by=by)
         return decided
@@ -224,7 +224,7 @@ class Catalog:
         """What a put would expose and change; stores nothing, and refuses what a put would."""
         now, (settings, _) = self.current, self._read_put(name, values, within)
         new = await self._discover(name, settings, is_preview=True)
-        return preview_of(name, settings.kind, new.found, owner=owner_in(now, name, settings)), new
+        return preview_of(name, settings.kind, new.built, holder_finder(now, name, settings)), new
 
     async def refresh(
         self,
@@ -241,18 +241,19 @@ class Catalog:
         caller requested this, and requests at the same moment share one look. A definition that
         was fetched for several connections counts if it was fetched after `since`, or after now.
         """
-        since = await self._ask(names, on_demand, since)
+        since = await self._note_request(names, on_demand, since)
         gate = asyncio.Semaphore(PARALLEL_REFRESHES)
 
         async def look_at(name: str) -> Report:
+            look = partial(self._refresh_one, name, by)
             async with gate:
-                report = await self._share(name, partial(self._refresh_one, name, by), since)
+                report = await self._shared_report(name, look, since)
             after_each(name)
             return report
 
         return list(await asyncio.gather(*(look_at(name) for name in sorted(set(names)))))
 
-    async def _ask(self, names: Iterable[str], wait: bool, since: float | None = None) -> float:
+    async def _note_request(self, names: Iterable[str], wait: bool, since: float | None) -> float:
         """Notes the request for a look; on demand, waits for requests that can share it."""
         since = time.monotonic() if since is None else since
         for name in names:
@@ -260,7 +261,7 @@ class Catalog:
         await asyncio.sleep(SETTLE_SECONDS if wait else 0)
         return since
 
-    async def _share(
+    async def _shared_report(
         self, name: str, look: Callable[[float], Awaitable[Report]], since: float
     ) -> Report:
         """The report of a look that uses nothing older than `since`.
@@ -300,8 +301,8 @@ class Catalog:
         The listing is stored, so that the next start and the other replicas have it without
         asking Azure. A listing that fails leaves the connections that were found before.
         """
-        since = await self._ask([LISTING], on_demand)
-        await self._share(LISTING, self._list_group, since)
+        since = await self._note_request([LISTING], on_demand, None)
+        await self._shared_report(LISTING, self._list_group, since)
 
     async def refresh_group(self, *, by: str) -> None:
         """Lists the resource group and looks at everything that is in it."""
@@ -337,9 +338,9 @@ class Catalog:
         if not state.settings.is_active:
             return Report(name, "disabled")
         try:
-            look = self._look(name, state.settings, previous=state.found, since=since)
+            look = self._look(name, state.settings, previous=state.built, since=since)
             found = await self._discoverer.discover(look)
-            if state.found is not None and found.build is state.found.build:
+            if state.built is not None and found.build is state.built.build:
                 return self._report_unchanged(state, found)
             if state.origin != "demo":  # a demo API is served by this process itself
                 await self._discoverer.check_addresses(state.settings, found.build)
@@ -363,8 +364,8 @@ class Catalog:
         self.refreshed_at[state.name] = time.time()
         build = found.build
         if self._states.get(state.name) is state:
-            if found is not state.found:  # `found` has the validators of the last answer
-                self._states[state.name] = state = replace(state, found=found.without_bytes())
+            if found is not state.built:  # `found` has the validators of the last answer
+                self._states[state.name] = state = replace(state, built=found.without_bytes())
             if state.status != build.status:
                 self._states[state.name] = replace(
                     state, status=build.status, problems=build.problems
@@ -389,17 +390,17 @@ class Catalog:
             error.message = without_secrets(error.message, new)
             raise
         await self._discoverer.check_addresses(new, found.build)
-        base = with_last_good(at_rest(name, new, "stored"), self._states.get(name))
+        base = with_last_good(unread_state(name, new, "stored"), self._states.get(name))
         return await asyncio.to_thread(adopt, base, found, time.time(), by)
 
     def _look(self, name: str, settings: Connection, **options: Any) -> Look:
         build = self._states[name].build if name in self._states else None
         return Look(name, settings, self.current.settings.limits, served=build, **options)
 
-    async def _take(self, settings: Settings) -> None:
+    async def _sync_with_store(self, settings: Settings) -> None:
         """Makes the states match the settings and the store, then swaps once."""
         before, access, former = dict(self._states), self.rights.stored, self._former_names.by_name
-        stored = await self._stored.load({n: s.found for n, s in before.items() if s.found})
+        stored = await self._stored.load({n: s.built for n, s in before.items() if s.built})
         rows = await load_rights(self._stored.db)
         self._synced_revision = max(self._synced_revision, stored.revision)
         self._former_names.take(stored.former, former)
@@ -433,7 +434,7 @@ class Catalog:
         if cached is None or cached.definition.location != place:
             return base
         try:
-            return with_found(base, await self._restore(base, cached, settings))
+            return with_built(base, await self._restore(base, cached, settings))
         except GatewayError as error:
             log.warning("cached definition not usable", connection=base.name, error=error.message)
             return base
@@ -445,7 +446,7 @@ class Catalog:
         if look.key(cached.definition) == cached.build_key:
             return cached
         found = await self._rebuild(look, cached)
-        await self._former_names.keep_renames(self.current, base.name, base.found or cached, found)
+        await self._former_names.keep_renames(self.current, base.name, base.built or cached, found)
         # New settings don't accept a held change: the same definition still waits for an admin.
         old = by_operation(cached.build.tools)
         undecided = await self._stored.undecided_changes(base.name)
@@ -460,7 +461,7 @@ class Catalog:
 
     async def _save(self, new: Adoption, by: str, **put: Any) -> int:
         renamed = served_names(self.current, new.renamed)
-        outcome = new.state.name, new.found, () if new.first else new.changes, renamed
+        outcome = new.state.name, new.built, () if new.first else new.changes, renamed
         revision = await self._stored.save(*outcome, by=by, **put)
         self._former_names.add(renamed)
         return revision
@@ -471,7 +472,7 @@ class Catalog:
         self._swap(revision)
 
     def _with_advice(self, state: ConnectionState) -> ConnectionState:
-        advice = self.advice.get(state.found.definition.sha256) if state.found else ()
+        advice = self.advice.get(state.built.definition.sha256) if state.built else ()
         return replace(state, problems=(*state.problems, *advice)) if advice else state
 
     def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
@@ -484,9 +485,9 @@ class Catalog:
             [self._with_advice(state) for state in self._states.values()],
             choices=self.rights.stored.choices,
             stored_permissions=self.rights.stored.permissions,
-            put=access,
+            put_access=access,
             problems=(self.group_problem,) if self.group_problem else (),
-            former=self._former_names.by_name.values(),
+            former_names=self._former_names.by_name.values(),
         )
         self._former_names.forget_taken(snapshot)
         if replace(snapshot, revision=self.current.revision) != self.current:

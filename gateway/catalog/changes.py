@@ -23,7 +23,7 @@ from gateway.limits import COMPARED_NODES
 from gateway.model import CONSTANTS, Build, BuiltDefinition, Problem, Tool, new_id, whole_schema
 from gateway.store.tables import Change, FormerName
 
-Hold = Literal["accept", "hold_risky", "hold_all"]
+ChangePolicy = Literal["accept", "hold_risky", "hold_all"]
 
 
 OUTCOMES = ("added", "removed", "changed", "held")
@@ -52,7 +52,7 @@ class Adoption:
 
     state: ConnectionState
     # With the served tools, those with held changes as they were, and with its bytes.
-    found: BuiltDefinition
+    built: BuiltDefinition
     changes: Sequence[Change]
     first: bool  # the connection had no tools to compare with
     renamed: Sequence[FormerName]
@@ -71,7 +71,7 @@ def adopt(state: ConnectionState, found: BuiltDefinition, now: float, by: str) -
     build = replace(found.build, tools=tools_to_serve(found.build.tools, waiting))
     if state.build is not None and any(asks_other_credential(change) for change in waiting):
         build = with_credentials_of(build, state.build)
-    renamed = former_names(state.name, state.found, found, now)  # held ones too
+    renamed = former_names(state.name, state.built, found, now)  # held ones too
     found = replace(found, build=build, at=now)
     waiting_operations = {change.operation for change in waiting}
     records = [
@@ -86,7 +86,7 @@ def adopt(state: ConnectionState, found: BuiltDefinition, now: float, by: str) -
         )
         for change in changes
     ]
-    return Adoption(with_found(state, found), found, records, first, renamed)
+    return Adoption(with_built(state, found), found, records, first, renamed)
 
 
 def former_names(
@@ -103,26 +103,26 @@ def former_names(
     ]
 
 
-def with_found(state: ConnectionState, found: BuiltDefinition) -> ConnectionState:
+def with_built(state: ConnectionState, found: BuiltDefinition) -> ConnectionState:
     """The connection with the definition and the tools that were found."""
     build = found.build
     status = build.status if state.settings.is_active else "disabled"
-    after = replace(state, found=found.without_bytes(), status=status, problems=build.problems)
+    after = replace(state, built=found.without_bytes(), status=status, problems=build.problems)
     return with_tools(after, build.tools)
 
 
 def is_same(old: ConnectionState, base: ConnectionState, cached: BuiltDefinition | None) -> bool:
     """Whether a running connection equals the one that is configured and stored now."""
-    same_build = cached is None or (old.found is not None and old.found.at == cached.at)
+    same_build = cached is None or (old.built is not None and old.built.at == cached.at)
     settings = (base.settings, base.origin, base.revision)
     return same_build and (old.settings, old.origin, old.revision) == settings
 
 
 def with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
     """The new settings with the tools served so far, until theirs are known."""
-    if old is None or base.status == "disabled" or old.found is None:
+    if old is None or base.status == "disabled" or old.built is None:
         return base
-    return with_tools(replace(base, found=old.found), old.tools)
+    return with_tools(replace(base, built=old.built), old.tools)
 
 
 def with_failure(state: ConnectionState, error: GatewayError) -> ConnectionState:
@@ -150,11 +150,11 @@ def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Change]:
     return [change for change in changes if change is not None]
 
 
-def changes_to_hold(changes: Sequence[Change], hold: Hold) -> list[Change]:
+def changes_to_hold(changes: Sequence[Change], policy: ChangePolicy) -> list[Change]:
     """The changes that wait for an admin."""
-    if hold == "accept":
+    if policy == "accept":
         return []
-    return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
+    return [c for c in changes if policy == "hold_all" or c.change_class == "risky"]
 
 
 def tools_to_serve(after: Iterable[Tool], waiting: Iterable[Change]) -> tuple[Tool, ...]:

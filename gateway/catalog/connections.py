@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.azure.arm import name_resources
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
-from gateway.catalog.snapshot import ConnectionState, Snapshot, at_rest
+from gateway.catalog.snapshot import ConnectionState, Snapshot, unread_state
 from gateway.config.connection import ArmConnection, Connection, McpConnection, OpenApiConnection
 from gateway.config.file import parse_connection
 from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
@@ -33,24 +33,24 @@ def connection_states(
     states = {
         name: _put_state(name, values, revision) for name, values, revision in stored.connections
     }
-    states |= {name: at_rest(name, c, "config") for name, c in settings.connections.items()}
+    states |= {name: unread_state(name, c, "config") for name, c in settings.connections.items()}
     if settings.demo.enabled:
-        states |= {name: at_rest(name, c, "demo") for name, c in demo.items()}
+        states |= {name: unread_state(name, c, "demo") for name, c in demo.items()}
     found = _found_in_azure(listing, settings, states)
-    states |= {name: at_rest(name, c, "azure") for name, c in found.items()}
+    states |= {name: unread_state(name, c, "azure") for name, c in found.items()}
     return {name: _with_names(state, stored.found.get(name)) for name, state in states.items()}
 
 
 def _put_state(name: str, values: Any, revision: int) -> ConnectionState:
     """A connection that was put; one that can't be read any more is switched off and says so."""
     try:
-        return at_rest(name, parse_connection(name, values), "stored", revision)
+        return unread_state(name, parse_connection(name, values), "stored", revision)
     except Fixable as error:  # the row is damaged, or another version of the gateway wrote it
         words = f"what is stored can't be read ({error.message}): put the connection again"
         problems = (Problem("error", "settings", words),)
         # Whose it was is not known: only admins of no organization see it.
         settings = OpenApiConnection(kind="openapi", spec="-", enabled=False, organization="")
-        return replace(at_rest(name, settings, "stored", revision), problems=problems)
+        return replace(unread_state(name, settings, "stored", revision), problems=problems)
 
 
 def _with_names(state: ConnectionState, found: BuiltDefinition | None) -> ConnectionState:

@@ -309,9 +309,9 @@ class Fetcher:
     def __init__(self, egress: Egress, folder: Path, cache: Cache | None = None) -> None:
         self._egress = egress
         self._folder = folder
-        self.remember(cache or Cache())
+        self.reset_cache(cache or Cache())
 
-    def remember(self, cache: Cache) -> None:
+    def reset_cache(self, cache: Cache) -> None:
         """Starts an empty memory of definitions, with the bounds that the settings give."""
         self._max_entries = cache.max_entries
         self._memory: TTLCache[str, RawDefinition] = TTLCache(
@@ -336,7 +336,7 @@ class Fetcher:
         if not is_url(location):
             raw = await asyncio.to_thread(_read, self._folder, location, max_bytes)
             return await _definition(location, raw, max_bytes, previous)
-        copy = previous or self._memory.get(place_of(location))
+        copy = previous or self._memory.get(public_location(location))
         send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, tls=tls)
         try:
             answer, proof = await _ask(location, copy, asker, send)
@@ -408,7 +408,7 @@ def _hint(asker: Asker | None, proof: object) -> str:
     return "The server does not accept the connection's auth and headers."
 
 
-def place_of(location: str) -> str:
+def public_location(location: str) -> str:
     """A location as it is stored and shown: a query or a user may be a secret."""
     if is_inline(location):
         return f"inline:{digest(location.encode())}"
@@ -449,7 +449,7 @@ async def _definition(
     """The definition in these bytes; an equal one is reused, since packing costs the most."""
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
-    place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
+    place, sha256 = public_location(location), await asyncio.to_thread(digest, raw)
     if previous is not None and (previous.location, previous.sha256) == (place, sha256):
         return previous
     return RawDefinition(place, await asyncio.to_thread(pack, raw), sha256)
@@ -464,12 +464,12 @@ def _too_large(max_bytes: int) -> DefinitionUnreadable:
 def location_of(settings: Connection) -> str:
     """The place a definition comes from; at another place, a cached copy is useless."""
     if isinstance(settings, OpenApiConnection):
-        return place_of(settings.spec)
+        return public_location(settings.spec)
     if isinstance(settings, ManifestConnection):
-        return place_of(settings.manifest)
+        return public_location(settings.manifest)
     if isinstance(settings, McpConnection):
         args = digest("\0".join(settings.args).encode())
-        return place_of(settings.url) if settings.url else f"{settings.command} {args}"
+        return public_location(settings.url) if settings.url else f"{settings.command} {args}"
     return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
 
 

@@ -142,9 +142,9 @@ class Schedule:
 
     async def _advise_on(self, name: str) -> None:
         state = self.catalog.current.connections.get(name)
-        if state is None or state.found is None or state.settings.kind not in ADVISED_KINDS:
+        if state is None or state.built is None or state.settings.kind not in ADVISED_KINDS:
             return
-        definition, db = state.found.definition, self.stored.db
+        definition, db = state.built.definition, self.stored.db
         sha256 = definition.sha256
         if sha256 in self.catalog.advice:
             return

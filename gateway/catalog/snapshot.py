@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -34,9 +35,10 @@ from gateway.model import (
 from gateway.naming import exclusion_reason, find_pattern, local_name, override_for, rename_tool
 from gateway.store.tables import FormerName, PutRight
 
-Owner = Callable[[str], str | None]  # the other holder of a name, if there is one
+FindHolder = Callable[[str], str | None]  # the other holder of a name, if there is one
 Origin = Literal["config", "stored", "demo", "azure"]
-NAMING = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
+# The settings that choose tools and the access of each.
+TOOL_RULES = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
 # The lower rank wins where two connections want one name: a put can't take a configured name.
 # Among put connections the one that was put first wins.
 ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "stored": 3}
@@ -51,7 +53,7 @@ class ConnectionState:
     origin: Origin
     revision: int = 0
     status: Status = "pending"
-    found: BuiltDefinition | None = None  # without the definition's bytes
+    built: BuiltDefinition | None = None  # without the definition's bytes
     tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
     problems: tuple[Problem, ...] = ()
     clashes: tuple[Skipped, ...] = ()  # operations whose tool names are already taken
@@ -61,7 +63,7 @@ class ConnectionState:
     @property
     def build(self) -> Build | None:
         """The build that the connector made of the definition."""
-        return self.found.build if self.found else None
+        return self.built.build if self.built else None
 
     @property
     def display_name(self) -> str:
@@ -103,10 +105,10 @@ class Snapshot:
     choices: Mapping[tuple[str, str], Level] = field(default_factory=dict)
     stored_permissions: Permissions | None = None
     problems: tuple[Problem, ...] = ()  # those that belong to no connection
-    former: Mapping[str, tuple[FormerName, ...]] = field(default_factory=dict)  # by tool
+    former_names: Mapping[str, tuple[FormerName, ...]] = field(default_factory=dict)  # by tool
     successors: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # by former name
-    in_force: Permissions | None = None  # None: as written
-    put: PutAccess | None = None  # None: only config.toml counts
+    permissions_in_force: Permissions | None = None  # None: as written
+    put_access: PutAccess | None = None  # None: only config.toml counts
 
     @property
     def written_permissions(self) -> Permissions:
@@ -116,15 +118,15 @@ class Snapshot:
     @property
     def permissions(self) -> Permissions:
         """The permissions in force: as written, with the rules against tools under former names."""
-        return self.in_force or self.written_permissions
+        return self.permissions_in_force or self.written_permissions
 
     def names_of(self, tool: Tool) -> tuple[str, ...]:
         """A tool's name, and its former names."""
-        return (tool.name, *(each.name for each in self.former.get(tool.name, ())))
+        return (tool.name, *(each.name for each in self.former_names.get(tool.name, ())))
 
     def local_names_of(self, tool: Tool) -> tuple[str, ...]:
         """A tool's names without prefix: its own, former ones, that of its capability."""
-        former = (each.local_name for each in self.former.get(tool.name, ()))
+        former = (each.local_name for each in self.former_names.get(tool.name, ()))
         return (tool.local_name, *former, *filter(None, [tool.capability]))
 
     def find(self, tools: Mapping[str, Tool], name: str, now: float) -> Tool | None:
@@ -136,7 +138,9 @@ class Snapshot:
         return found
 
 
-def at_rest(name: str, settings: Connection, origin: Origin, revision: int = 0) -> ConnectionState:
+def unread_state(
+    name: str, settings: Connection, origin: Origin, revision: int = 0
+) -> ConnectionState:
     """A connection before anything is known of it."""
     status: Status = "pending" if settings.is_active else "disabled"
     return ConnectionState(name, settings, origin, revision, status)
@@ -169,7 +173,7 @@ def apply_settings(settings: Connection, tools: Iterable[Tool]) -> Iterable[Tool
     Most were built so. A tool whose change is held back, or was accepted, may have been built
     before the settings were edited: the settings of now hold all the same.
     """
-    if not NAMING & settings.model_fields_set:
+    if not TOOL_RULES & settings.model_fields_set:
         return tools
     rules = {name: Override(access=each.access) for name, each in settings.operations.items()}
     return [found for tool in tools if (found := _apply_settings(settings, rules, tool))]
@@ -194,8 +198,8 @@ def assemble(
     choices: Mapping[tuple[str, str], Level] | None = None,
     stored_permissions: Permissions | None = None,
     problems: tuple[Problem, ...] = (),
-    former: Collection[FormerName] = (),
-    put: PutAccess | None = None,
+    former_names: Collection[FormerName] = (),
+    put_access: PutAccess | None = None,
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own.
 
@@ -205,19 +209,19 @@ def assemble(
     spaces = NameSpaces(ordered, settings.capabilities)
     tools: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
-    renamed_in = {each.connection for each in former}
-    operations = {s.name: operations_of(s.found, s.tools) for s in ordered if s.name in renamed_in}
+    renamed_in = {each.connection for each in former_names}
+    operations = {s.name: operations_of(s.built, s.tools) for s in ordered if s.name in renamed_in}
     for state in ordered:
         state = _with_portable(state, settings)
-        state = _without_clashes(state, _owner(state, spaces, tools))
+        state = _without_clashes(state, partial(_find_holder, state, spaces, tools))
         connections[state.name] = state
         tools.update((tool.name, tool) for tool in state.tools)
 
     def is_free(name: FormerName) -> bool:
         state = connections.get(name.connection)
-        return state is not None and _owner(state, spaces, tools)(name.name) is None
+        return state is not None and _find_holder(state, spaces, tools, name.name) is None
 
-    names = _former_by_tool(filter(is_free, former), operations, tools)
+    names = _former_names_by_tool(filter(is_free, former_names), operations, tools)
     written = stored_permissions or settings.permissions
     return Snapshot(
         revision,
@@ -230,7 +234,7 @@ def assemble(
         names,
         {n.name: (tool, n.at) for tool, old_names in names.items() for n in old_names},
         _with_shared_rules(written, names, tools),
-        put,
+        put_access,
     )
 
 
@@ -264,14 +268,14 @@ def operation_of(found: BuiltDefinition, tool: Tool) -> str:
     return digest(orjson.dumps([found.definition.location, upstream]))
 
 
-def _former_by_tool(
-    former: Iterable[FormerName],
+def _former_names_by_tool(
+    former_names: Iterable[FormerName],
     operations: Mapping[str, Mapping[str, Tool]],
     tools: Mapping[str, Tool],
 ) -> dict[str, tuple[FormerName, ...]]:
     """The former names by each tool's name of now; a name that two tools had is left out."""
     found: defaultdict[str, list[FormerName]] = defaultdict(list)
-    for name in former:
+    for name in former_names:
         tool = operations[name.connection].get(name.operation)
         if tool is not None and getattr(tools.get(tool.name), "connection", "") == tool.connection:
             found[tool.name].append(name)
@@ -281,16 +285,14 @@ def _former_by_tool(
 
 
 def _with_shared_rules(
-    written: Permissions,
-    former: Mapping[str, tuple[FormerName, ...]],
-    tools: Mapping[str, Tool],
+    written: Permissions, by_tool: Mapping[str, tuple[FormerName, ...]], tools: Mapping[str, Tool]
 ) -> Permissions | None:
     """The permissions, with each rule that restricts an operation applied to all names of its tool.
 
     These are the names that the tool had, and those that a capability gives it. None: they change
     nothing. A rule that allows the tool under one name does not allow it under another.
     """
-    names = {tool: {tool, *(each.name for each in others)} for tool, others in former.items()}
+    names = {tool: {tool, *(each.name for each in others)} for tool, others in by_tool.items()}
     same_operation: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for tool in tools.values():
         if tool.capability:
@@ -310,13 +312,12 @@ def _with_shared_rules(
     return None if rules == written.tools else written.model_copy(update={"tools": rules})
 
 
-def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:
+def holder_finder(snapshot: Snapshot, name: str, settings: Connection) -> FindHolder:
     """The function that finds another holder of a name that a put connection would use."""
-    state = at_rest(name, settings, "stored")
-    states = [*snapshot.connections.values(), state]
-    spaces = NameSpaces(states, snapshot.settings.capabilities)
+    state = unread_state(name, settings, "stored")
+    spaces = NameSpaces([*snapshot.connections.values(), state], snapshot.settings.capabilities)
     other_tools = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}
-    return _owner(state, spaces, other_tools)
+    return partial(_find_holder, state, spaces, other_tools)
 
 
 def _with_portable(state: ConnectionState, settings: Settings) -> ConnectionState:
@@ -360,7 +361,7 @@ class NameSpaces:
         # Longest first: no search through all of them.
         self._lengths = sorted({len(prefix) for prefix in self._prefixes}, reverse=True)
 
-    def owner(self, name: str, state: ConnectionState) -> str | None:
+    def find_holder(self, name: str, state: ConnectionState) -> str | None:
         """The other connection that a tool's name belongs to, if there is one."""
         holders = self._holders(name)
         if state.name in holders:
@@ -375,20 +376,18 @@ class NameSpaces:
         return next((holders for holders in candidates if holders), {})
 
 
-def _owner(state: ConnectionState, spaces: NameSpaces, tools: Mapping[str, Tool]) -> Owner:
-    """The function that finds another holder of a name: the gateway or a connection."""
-
-    def owner(name: str) -> str | None:
-        if name in OWN_TOOL_NAMES:
-            return "the gateway itself"
-        holder = tools[name].connection if name in tools else spaces.owner(name, state)
-        return holder and f"connection {holder!r}"
-
-    return owner
+def _find_holder(
+    state: ConnectionState, spaces: NameSpaces, tools: Mapping[str, Tool], name: str
+) -> str | None:
+    """The other holder of a name that a tool would have: the gateway or a connection."""
+    if name in OWN_TOOL_NAMES:
+        return "the gateway itself"
+    holder = tools[name].connection if name in tools else spaces.find_holder(name, state)
+    return holder and f"connection {holder!r}"
 
 
-def _without_clashes(state: ConnectionState, owner: Owner) -> ConnectionState:
-    tools, clashes = without_clashes(state.tools, owner)
+def _without_clashes(state: ConnectionState, find_holder: FindHolder) -> ConnectionState:
+    tools, clashes = without_clashes(state.tools, find_holder)
     if not clashes:
         return state
     problems = (*state.problems, *clash_problems(clashes))
@@ -396,21 +395,21 @@ def _without_clashes(state: ConnectionState, owner: Owner) -> ConnectionState:
 
 
 def without_clashes(
-    tools: Sequence[Tool], owner: Owner
+    tools: Sequence[Tool], find_holder: FindHolder
 ) -> tuple[tuple[Tool, ...], tuple[Skipped, ...]]:
     """The tools whose names are free, and the other operations with the reason why not."""
-    owners = {tool.name: holder for tool in tools if (holder := owner(tool.name))}
+    holders = {tool.name: holder for tool in tools if (holder := find_holder(tool.name))}
     clashes = tuple(
         Skipped(
             tool.operation,
             tool.method,
             tool.path,
-            f"the tool name {tool.name!r} belongs to {owners[tool.name]}; set another prefix",
+            f"the tool name {tool.name!r} belongs to {holders[tool.name]}; set another prefix",
         )
         for tool in tools
-        if tool.name in owners
+        if tool.name in holders
     )
-    return tuple(tool for tool in tools if tool.name not in owners), clashes
+    return tuple(tool for tool in tools if tool.name not in holders), clashes
 
 
 def clash_problems(clashes: Sequence[Skipped]) -> list[Problem]:
@@ -419,11 +418,11 @@ def clash_problems(clashes: Sequence[Skipped]) -> list[Problem]:
 
 
 def preview_of(
-    name: str, kind: str, found: BuiltDefinition, problems: Sequence[Problem] = (), *, owner: Owner
+    name: str, kind: str, found: BuiltDefinition, find_holder: FindHolder, *problems: Problem
 ) -> dict[str, Any]:
     """The preview of `gateway inspect` and a dry run: tools, skipped operations, problems."""
     build = found.build
-    exposed, clashes = without_clashes(build.tools, owner)
+    exposed, clashes = without_clashes(build.tools, find_holder)
     keys = ("name", "operation", "method", "path", "access", "risk", "title", "description")
     tools = [
         {key: getattr(tool, key) for key in keys}

@@ -25,7 +25,7 @@ from gateway.calls.credentials import Credentials, prove
 from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer, Fetcher, Look, file_of, is_built_in, source_of
-from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, prefix_of, preview_of
+from gateway.catalog.snapshot import ConnectionState, Snapshot, holder_finder, prefix_of, preview_of
 from gateway.cli.terminal import show_table
 from gateway.config.connection import NAME_PATTERN, Connection, ManifestConnection, McpConnection
 from gateway.config.file import parse_connection
@@ -35,7 +35,7 @@ from gateway.connectors.mcp import drift
 from gateway.demo.bookshop import demo_connection
 from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError
 from gateway.limits import CHECK_SECONDS
-from gateway.model import Principal, Problem, Scope, TlsFiles
+from gateway.model import Principal, Problem, TlsFiles, ViewAddress
 from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
 from gateway.policy.access import configuration_problems, decide, principal_now
@@ -82,10 +82,10 @@ async def preview_connection(
         is_openapi = connection.kind == "openapi"
         advice = await workers.advise(found.definition.packed) if is_openapi else ()
     states = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
-    owner = owner_in(Snapshot(0, settings, states), name, connection)
+    find_holder = holder_finder(Snapshot(0, settings, states), name, connection)
     prefixes = find_prefix_problems(settings, {name: connection})
     shared = [Problem("warning", "prefix", words) for *pair, words in prefixes if name in pair]
-    return preview_of(name, connection.kind, found, (*advice, *shared), owner=owner)
+    return preview_of(name, connection.kind, found, find_holder, *advice, *shared)
 
 
 def _named_connection(spec: str, settings: Settings) -> Connection | None:
@@ -416,8 +416,8 @@ def _judge(snapshot: Snapshot, execution: Execution) -> dict[str, str] | None:
     principal = principal_now(snapshot.settings, caller)
     if principal is None:
         return {"outcome": "refused", "reason": f"there is no principal {execution.principal}"}
-    scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()
-    tool = make_view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
+    address = ViewAddress("bundles" if execution.bundle_ids else "own", execution.bundle_ids)
+    tool = make_view(snapshot, principal, address, OWN_TOOLS).tools.get(execution.tool)
     if tool is None:
         return {"outcome": "refused", "reason": "the tool is not in the principal's view"}
     decision = decide(tool, snapshot.permissions)

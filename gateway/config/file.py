@@ -273,7 +273,8 @@ class ConfigWatch:
     def __post_init__(self) -> None:
         self.at_start = self.current
         # None: there is no file, which is no problem where there was none at the start.
-        self.seen = self.judged = self.tried = UNREAD if self.config.exists() else None
+        text = UNREAD if self.config.exists() else None
+        self.last_text = self.judged_text = self.tried_text = text
 
     async def run(self) -> None:
         """Applies each good edit of the file, for ever; `report` gets the problem, or None."""
@@ -287,13 +288,13 @@ class ConfigWatch:
         One that was found once may be half of a file that is still being written. Returns the
         seconds until the next look.
         """
-        before, self.seen = self.seen, await asyncio.to_thread(self._read_text)
-        if self.seen != before or self.seen == self.judged:
+        before, self.last_text = self.last_text, await asyncio.to_thread(self._read_text)
+        if self.last_text != before or self.last_text == self.judged_text:
             return SETTLE_SECONDS
-        is_new = self.seen != self.tried
-        self.judged = self.tried = self.seen
+        is_new = self.last_text != self.tried_text
+        self.judged_text = self.tried_text = self.last_text
         try:
-            await self._apply_edit(self._parse(self.seen))
+            await self._apply_edit(self._parse(self.last_text))
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self.report(str(error))
@@ -301,7 +302,7 @@ class ConfigWatch:
             if is_new:
                 log.error("configuration not applied", error=error.message)
                 self.report(error.message)
-            self.judged = UNREAD  # it is tried again, and told of no more
+            self.judged_text = UNREAD  # it is tried again, and told of no more
             return REST_SECONDS
         return SETTLE_SECONDS
 

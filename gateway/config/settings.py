@@ -31,6 +31,7 @@ from gateway.config.connection import (
     must_fit,
 )
 from gateway.model import Level, digest
+from gateway.naming import WILDCARDS
 
 Results = Literal["both", "text", "structured"]
 RESTART_TABLES = ("server", "store")
@@ -39,7 +40,6 @@ ADDRESSED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # bundles, workflows
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML takes without quotes
 ADDRESSED_RULE = "a letter or digit, then letters, digits, _, - or ., at most 64 in all"
 _PROXY = re.compile(r"http://(?:\S*@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?/?")
-_WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 class Server(Table):
@@ -302,7 +302,7 @@ class Bundle(Table):
     @property
     def is_explicit(self) -> bool:
         """Whether each pattern of `allow` holds a part of a name, and is not all wildcards."""
-        return all(_WILDCARDS.sub("", pattern) for pattern in self.allow)
+        return all(WILDCARDS.sub("", pattern) for pattern in self.allow)
 
 
 class Role(Table):

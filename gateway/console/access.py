@@ -28,7 +28,7 @@ from gateway.console.pages import (
 )
 from gateway.errors import Fixable
 from gateway.limits import STORE_ROWS, TABLE_ROWS
-from gateway.model import Level, Principal, Scope
+from gateway.model import Level, Principal, ViewAddress
 from gateway.naming import listed_tokens
 from gateway.policy.access import may_know
 from gateway.policy.view import bundles_of
@@ -72,8 +72,8 @@ def _access_rows(visit: Visit, principals: Iterable[Principal]) -> Iterator[dict
     """A row per principal and connection: what the principal may do; the visitor comes first."""
     snapshot = visit.snapshot
     for principal in principals:
-        bundles = bundles_of(snapshot, principal, Scope("own"))
-        tools = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
+        bundles = bundles_of(snapshot, principal, ViewAddress("own"))
+        tools = visit.gateway.view_of(snapshot, principal, ViewAddress("own")).tools
         counts = Counter(tool.connection for tool in tools.values())
         for state in visit.inquiry.connections():
             if may_know(principal, state):
@@ -91,7 +91,7 @@ def _access_rows(visit: Visit, principals: Iterable[Principal]) -> Iterator[dict
 
 def _profile_rows(visit: Visit) -> list[dict[str, Any]]:
     """A row per client profile: what it changes in the tools sent to the visitor's clients."""
-    tools, rows = visit.inquiry.view.direct.values(), []
+    tools, rows = visit.inquiry.view.direct_tools.values(), []
     clients = visit.snapshot.settings.clients
     costs = {form: sum(listed_tokens(tool, form) for tool in tools) for form in get_args(Format)}
     for name, profile in profiles_of(clients):

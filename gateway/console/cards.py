@@ -34,7 +34,7 @@ WORDS = {
     "deny": "Denied {}",
     "always_allow": "Approved {}, and from now on {}",
 }
-DOORS = {"console": "here", "rest": "over REST", "client": "in the client", "mcp": "over MCP"}
+EDGES = {"console": "here", "rest": "over REST", "client": "in the client", "mcp": "over MCP"}
 COLUMNS = ("tool", "connection", "principal", "client", "url")
 
 
@@ -87,8 +87,8 @@ def _ending(approval: Approval) -> str:
         return withdrawn if approval.status == "void" else "Nobody answered in time"
     word = "Denied" if approval.status == "denied" else "Approved"
     for_good = ", and always from now on" if approval.grant_id else ""
-    door = DOORS.get(approval.decided_from or "", "")
-    return f"{word} by {clip(approval.decided_by, 48)} {door}".rstrip() + for_good
+    edge = EDGES.get(approval.decided_from or "", "")
+    return f"{word} by {clip(approval.decided_by, 48)} {edge}".rstrip() + for_good
 
 
 def _always_words(visit: Visit, approval: Approval) -> str:

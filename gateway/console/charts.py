@@ -56,10 +56,10 @@ class Window:
         return datetime.fromtimestamp(at, UTC).strftime(form)
 
 
-def window_of(since: float, until: float, columns: int = 60) -> Window:
-    """The window from one time to another, in round steps."""
+def window_of(since: float, until: float) -> Window:
+    """The window from one time to another, in at most 60 steps, which are round."""
     span = max(until - since, 1.0)
-    step = next((step for step in STEPS if span / step <= columns), span / columns)
+    step = next((step for step in STEPS if span / step <= 60), span / 60)
     start = since - since % step
     return Window(start, step, max(1, math.ceil((until - start) / step)))
 
@@ -123,9 +123,9 @@ def draw_bars(
 
 
 def draw_lines(
-    title: str, window: Window, series: Mapping[str, Sequence[float | None]], tones: Sequence[str]
+    window: Window, series: Mapping[str, Sequence[float | None]], tones: Sequence[str]
 ) -> Chart:
-    """Lines in milliseconds; they end where nothing was called."""
+    """How long calls took, as lines in milliseconds; they end where nothing was called."""
     top = round_up(
         max((v for values in series.values() for v in values if v is not None), default=0)
     )
@@ -144,7 +144,8 @@ def draw_lines(
             before = value
         paths.append(path)
     texts = [[duration(value) for value in values] for values in series.values()]
-    return _chart(title, window, duration(top), list(series), tones, paths, texts, "line")
+    names, title = list(series), "How long they took"
+    return _chart(title, window, duration(top), names, tones, paths, texts, "line")
 
 
 def _chart(
@@ -351,9 +352,7 @@ def draw(found: Figures) -> list[Chart]:
     return [
         draw_bars("Calls", found.window, *_add_rest(calls, found.calls, tones)),
         draw_bars("Failed", found.window, *_add_rest(failed, found.failed, tones)),
-        draw_lines(
-            "How long they took", found.window, {"p50": found.p50, "p95": found.p95}, ("s0", "s1")
-        ),
+        draw_lines(found.window, {"p50": found.p50, "p95": found.p95}, ("s0", "s1")),
     ]
 
 

@@ -204,7 +204,7 @@ async def _plan(visit: Visit, draft: Edit) -> tuple[dict[str, Any], Adoption]:
     """A dry run of a draft; refused where it would take kept secrets to another host."""
     within = visit.principal.organization
     dry_run, adoption = await visit.gateway.catalog.preview(draft.name, draft.values, within)
-    refuse_hosts(draft, visit.form, adoption.found.build.tools)
+    refuse_hosts(draft, visit.form, adoption.built.build.tools)
     return dry_run, adoption
 
 

@@ -39,7 +39,7 @@ class ListState(Struct, frozen=True):
     changes: Mapping[str, Any] | None = None  # since its list; None: nothing, or it never had one
 
 
-class Listings:
+class ClientLists:
     """The lists that clients have."""
 
     def __init__(self, db: Database) -> None:
@@ -131,8 +131,8 @@ def compare_lists(old: Contents, new: Contents) -> dict[str, Any]:
 def _describe_changes(changes: Mapping[str, Any], view: View) -> str:
     counts = ", ".join(f"{len(changes[kind])} {kind}" for kind in ("added", "removed", "changed"))
     sentence = f"Your list of tools is an old one ({counts})."
-    if "list_dynamic_tools" in view.own:
+    if "list_dynamic_tools" in view.own_names:
         return f"{sentence} list_dynamic_tools names those there are, call_dynamic_tool calls them."
-    if "mcp_list_tools" in view.own:
+    if "mcp_list_tools" in view.own_names:
         return f"{sentence} mcp_list_tools names those there are, mcp_call_tool calls them."
     return f"{sentence} List them again."

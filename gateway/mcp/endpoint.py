@@ -34,7 +34,7 @@ from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, NAME_CHARS
-from gateway.mcp.client_lists import Listings
+from gateway.mcp.client_lists import ClientLists
 from gateway.mcp.era_2025 import CLIENT_SPOKE, Era2025
 from gateway.mcp.messages import (
     Message,
@@ -78,7 +78,7 @@ from gateway.web.guard import (
     require_json,
     respond,
 )
-from gateway.web.identity import Identity, scope_of
+from gateway.web.identity import Identity, view_address_of
 
 _HANDSHAKE = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _KNOWN = frozenset(version.encode() for version in KNOWN_PROTOCOL_VERSIONS)
@@ -107,7 +107,7 @@ class McpEndpoint:
         self._db = db
         pass_through = PassThrough(gateway, identity, requests, db)
         self.streams = pass_through.streams
-        self._core = SharedParts(gateway, identity, pass_through, Listings(db))
+        self._core = SharedParts(gateway, identity, pass_through, ClientLists(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what that client calls itself.
         self.contacts: dict[str, tuple[float, bytes]] = {}
@@ -116,7 +116,7 @@ class McpEndpoint:
         """Hears what clients said to other processes."""
         signals.on(SESSION_ENDED, self._era_2025.hear_session_end)
         signals.on(CLIENT_SPOKE, self._era_2025.hear_client)
-        signals.on(LISTED, self._core.listings.hear)
+        signals.on(LISTED, self._core.client_lists.hear)
         signals.on(WISH_MADE, self._core.pass_through.wishes.hear)
 
     async def take_up_wishes(self) -> None:
@@ -142,7 +142,7 @@ class McpEndpoint:
                 if exchange is None:
                     return
             value = parse(body)
-            era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
+            era = self._era_2026 if speaks_2026(exchange.fields, value) else self._era_2025
             await era.post(exchange, value)
         except HTTPException as refusal:
             body = error_body(None, RpcError(INVALID_REQUEST, refusal.detail))
@@ -157,8 +157,8 @@ class McpEndpoint:
 
     async def _admit(self, scope: HttpScope, receive: Receive, send: Send) -> Exchange | None:
         """The request with its principal; None: it has been answered. Raises HTTPException."""
-        view_scope = scope_of(scope["path"])
-        if view_scope is None:
+        address = view_address_of(scope["path"])
+        if address is None:
             raise HTTPException(404, "Not Found")
         lines: list[tuple[bytes, bytes]] = scope["headers"]
         fields = fold(lines)
@@ -169,10 +169,10 @@ class McpEndpoint:
                 await respond(send, 204, headers=_PREFLIGHT)
                 return None
         try:
-            principal = await self._core.identity.identify(fields, view_scope.address)
+            principal = await self._core.identity.identify(fields, address.path)
         except Unauthenticated as error:
             has_token = b"authorization" in fields
-            challenge = self._core.identity.challenge(has_token, view_scope.address)
+            challenge = self._core.identity.challenge(has_token, address.path)
             # Clients behind a proxy of their own see no status: the Inspector looks for this word.
             body = {"error": "invalid_token", "error_description": f"Unauthorized: {error}"}
             await respond(send, 401, json_bytes(body), [(b"www-authenticate", challenge)])
@@ -186,20 +186,20 @@ class McpEndpoint:
             if not takes_json:
                 raise HTTPException(406, "Not Acceptable: Client must accept application/json")
             require_json(fields)
-        return Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
+        return Exchange(principal, address, fields, lines, receive, send, takes_stream)
 
     async def _serve_other_method(self, method: str, exchange: Exchange) -> None:
         version = exchange.fields.get(b"mcp-protocol-version")
-        modern = version is not None and version not in _HANDSHAKE
-        if modern and version not in _KNOWN:
+        is_2026 = version is not None and version not in _HANDSHAKE
+        if is_2026 and version not in _KNOWN:
             raise HTTPException(400, "Bad Request: Unsupported protocol version")
         try:
-            if method == "GET" and not modern:
+            if method == "GET" and not is_2026:
                 await self._era_2025.get(exchange)
-            elif method == "DELETE" and not modern:
+            elif method == "DELETE" and not is_2026:
                 await self._era_2025.delete(exchange)
             else:
-                allow = "POST" if modern else "GET, POST, DELETE"
+                allow = "POST" if is_2026 else "GET, POST, DELETE"
                 raise HTTPException(405, "Method Not Allowed", {"allow": allow})
         except GatewayError as error:
             raise HTTPException(404, error.message) from error
@@ -209,7 +209,7 @@ class McpEndpoint:
         return {
             "sessions": len(self._era_2025.sessions),
             "streams": len(self.streams),
-            "calls_in_flight": len(self._core.calls.flights),
+            "calls_in_flight": len(self._core.flights.in_flight),
         }
 
 
@@ -239,7 +239,7 @@ def for_browser(send: Send, origin: bytes) -> Send:
     return send_readable
 
 
-def is_modern(fields: Fields, value: object) -> bool:
+def speaks_2026(fields: Fields, value: object) -> bool:
     """Whether a POST speaks the 2026 era."""
     version = fields.get(b"mcp-protocol-version")
     if version is not None:
@@ -302,25 +302,25 @@ class Era2026:
         claims = (message.fixed_part, *map(fields.get, _ROUTING))
         check = cached_if_small(_check_ladder, sum(map(len, filter(None, claims))))
         version, client, capabilities = check(message.method, *claims)
-        caller = Caller(exchange.principal, exchange.scope, "2026", None, client, capabilities)
+        caller = Caller(exchange.principal, exchange.address, "2026", None, client, capabilities)
         return RpcRequest(self._core, exchange, message, caller, version, reply)
 
     async def _listen(self, request: RpcRequest) -> None:
         """Keeps the request's own answer open as the stream of changes it asked for."""
         exchange, message = request.exchange, request.message
-        principal, scope = exchange.principal, exchange.scope
+        principal, address = exchange.principal, exchange.address
         check_params(message, request.version)
         filters: Mapping[str, Any] = message.params["notifications"]
-        list_ids = self._core.streams.list_ids(principal, scope, request.caller.client)
+        list_ids = self._core.streams.list_ids(principal, address, request.caller.client)
         flags = {"toolsListChanged": True} if filters.get("toolsListChanged") is True else {}
         holder = f"listen-{secrets.token_hex(8)}"
         meta = {SUBSCRIPTION_ID_META_KEY: message.id}
         result = json_bytes(with_server_info({"_meta": meta}))
         try:
-            flags |= await self._core.pass_through.listen(holder, principal, scope, filters)
+            flags |= await self._core.pass_through.listen(holder, principal, address, filters)
             stream = ClientStream(
                 principal,
-                scope,
+                address,
                 request.caller.client,
                 exchange.fields.get(b"authorization"),
                 holder=holder,

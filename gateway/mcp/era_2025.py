@@ -178,9 +178,10 @@ class Era2025:
             capabilities.pop("elicitation", None)
         client, principal = client_name(params["clientInfo"]), exchange.principal
         session, header = self.sessions.create(principal.name, version, client, capabilities)
-        snapshot, view, _ = self._core.gateway.look(principal, exchange.scope, client)
-        self._core.listings.begin(client_of(_caller(exchange, session)), view, snapshot.revision)
-        hello = await self._core.pass_through.hello(principal, exchange.scope)
+        snapshot, view, _ = self._core.gateway.look(principal, exchange.address, client)
+        holder = client_of(_caller(exchange, session))
+        self._core.client_lists.begin(holder, view, snapshot.revision)
+        hello = await self._core.pass_through.hello(principal, exchange.address)
         result: dict[str, Any] = {
             "protocolVersion": version,
             "capabilities": hello.capabilities,
@@ -209,11 +210,11 @@ class Era2025:
     def _act_on(self, session: SealedSession, message: Message) -> None:
         """Acts on a notification or a response; there is nothing to answer."""
         if message.kind == "response":
-            if not self._core.calls.answer(session.id, message.id, message.body):
+            if not self._core.flights.answer(session.id, message.id, message.body):
                 self._tell_processes(session=session.id, answered=message.id, body=message.body)
         elif message.method == "notifications/cancelled":
             request_id = message.params.get("requestId")
-            if is_request_id(request_id) and not self._core.calls.cancel(session.id, request_id):
+            if is_request_id(request_id) and not self._core.flights.cancel(session.id, request_id):
                 self._tell_processes(session=session.id, cancelled=request_id)
 
     def _tell_processes(self, **payload: Any) -> None:
@@ -223,9 +224,9 @@ class Era2025:
         """Acts on what a client said to another process."""
         message = orjson.loads(payload) if payload else {}
         if "cancelled" in message:
-            self._core.calls.cancel(message["session"], message["cancelled"])
+            self._core.flights.cancel(message["session"], message["cancelled"])
         elif "answered" in message:
-            self._core.calls.answer(message["session"], message["answered"], message["body"])
+            self._core.flights.answer(message["session"], message["answered"], message["body"])
 
     def hear_session_end(self, session_id: str) -> None:
         """Acts on the end of a session in any process; after a break, of perhaps several."""
@@ -265,8 +266,8 @@ class Era2025:
         if not exchange.streaming:
             raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         session, streams = await self._open_session(exchange), self._core.streams
-        key = session.id, exchange.scope
-        list_ids = streams.list_ids(exchange.principal, exchange.scope, session.client)
+        key = session.id, exchange.address
+        list_ids = streams.list_ids(exchange.principal, exchange.address, session.client)
         # The event id is the digest of the view the client was last told of: a client that comes
         # back with its id learns at once of what it missed, whichever process it comes back to. A
         # client that has just listed learns of what changed before its stream was open.
@@ -275,7 +276,7 @@ class Era2025:
         reads_ids = session.protocol_version >= RESUMING_VERSION
         stream = ClientStream(
             exchange.principal,
-            exchange.scope,
+            exchange.address,
             session.client,
             exchange.fields.get(b"authorization"),
             holder=session.id,
@@ -309,7 +310,7 @@ class Era2025:
 
 def _caller(exchange: Exchange, session: SealedSession) -> Caller:
     client = (session.id, session.client, session.capabilities)
-    return Caller(exchange.principal, exchange.scope, "2025", *client)
+    return Caller(exchange.principal, exchange.address, "2025", *client)
 
 
 def _frame(data: bytes, list_id: str | None) -> bytes:

@@ -184,7 +184,7 @@ class Reply:
                 async with asyncio.timeout(limits.SEND_SECONDS):
                     await self._send_frame(self._queue.popleft())
         except (TimeoutError, OSError):
-            self.leave()
+            self.give_up_client()
         finally:
             self._sender = None
 
@@ -195,15 +195,15 @@ class Reply:
             await self._send(start)
         await self._send({"type": "http.response.body", "body": frame, "more_body": has_more})
 
-    def attend(self, receive: Receive) -> None:
+    def watch_connection(self, receive: Receive) -> None:
         """Watches the connection until the answer is sent.
 
         The client hears a keep-alive now and then; the functions in `on_leave` run when it leaves.
         """
         if self._watcher is None:
-            self._watcher = asyncio.create_task(self._attend(receive))
+            self._watcher = asyncio.create_task(self._watch_connection(receive))
 
-    async def _attend(self, receive: Receive) -> None:
+    async def _watch_connection(self, receive: Receive) -> None:
         while True:
             try:
                 async with asyncio.timeout(limits.PING_SECONDS):
@@ -212,16 +212,16 @@ class Reply:
                 self.say(PING)
                 continue
             if message["type"] == "http.disconnect":
-                self.leave()
+                self.give_up_client()
                 return
 
-    def dismiss(self) -> None:
+    def stop_watching(self) -> None:
         """Stops watching the connection."""
         self.on_leave.clear()  # a listener holds this reply: only the collector would free the two
         if self._watcher is not None:
             self._watcher.cancel()
 
-    def leave(self) -> None:
+    def give_up_client(self) -> None:
         """Gives up a client that is gone or does not read: nothing more is said to it."""
         self._closed = True
         self._queue.clear()

@@ -40,8 +40,8 @@ from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
 from gateway.calls.result_forms import error_result, fit_result
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
-from gateway.limits import ATTEND_AFTER_SECONDS, MAX_REMEMBERED, NAME_CHARS
-from gateway.mcp.client_lists import Listings
+from gateway.limits import MAX_REMEMBERED, NAME_CHARS, WATCH_AFTER_SECONDS
+from gateway.mcp.client_lists import ClientLists
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -54,7 +54,7 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.pass_through import HANDLERS, PassThrough
 from gateway.mcp.streams import LOGGED, reaches
-from gateway.model import Principal, Result, Scope, json_bytes, json_value
+from gateway.model import Principal, Result, ViewAddress, json_bytes, json_value
 from gateway.naming import cut, visible
 from gateway.store.client_lists import ListHolder
 from gateway.web.gateway import Gateway, Inquiry
@@ -81,18 +81,18 @@ class SharedParts:
     gateway: Gateway
     identity: Identity
     pass_through: PassThrough
-    listings: Listings
+    client_lists: ClientLists
 
     def __post_init__(self) -> None:
         self.streams = self.pass_through.streams
-        self.calls = Calls()
+        self.flights = Flights()
 
 
 class Exchange(msgspec.Struct):
     """One HTTP request, past the guard and with its principal."""
 
     principal: Principal
-    scope: Scope
+    address: ViewAddress
     fields: Fields
     lines: list[tuple[bytes, bytes]]
     receive: Receive
@@ -145,7 +145,7 @@ async def _ping(request: RpcRequest) -> bytes:
 
 async def _discover(request: RpcRequest) -> bytes:
     exchange = request.exchange
-    hello = await request.core.pass_through.hello(exchange.principal, exchange.scope)
+    hello = await request.core.pass_through.hello(exchange.principal, exchange.address)
     result = {
         "supportedVersions": MODERN_PROTOCOL_VERSIONS,
         "capabilities": hello.capabilities,
@@ -157,8 +157,8 @@ async def _discover(request: RpcRequest) -> bytes:
 
 
 async def _list_tools(request: RpcRequest) -> bytes:
-    core, caller = request.core, request.caller
-    snapshot, view, serving = core.gateway.look(caller.principal, caller.scope, caller.client)
+    core, caller, address = request.core, request.caller, request.caller.view_address
+    snapshot, view, serving = core.gateway.look(caller.principal, address, caller.client)
     size = serving.page_tools or snapshot.settings.limits.page_tools
     cursor = request.message.params.get("cursor")
     page = view.page(cursor, size)
@@ -166,11 +166,11 @@ async def _list_tools(request: RpcRequest) -> bytes:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
     if cursor is None:  # a change between two pages is told of
         client = client_of(caller)
-        state = core.listings.by_client.get(client)
+        state = core.client_lists.by_client.get(client)
         if state is None or not state.has_list or state.digest != view.digest:
-            core.listings.note(client, view, snapshot.revision)
+            core.client_lists.note(client, view, snapshot.revision)
     if caller.session is not None:
-        core.streams.tool_list_ids[caller.session, caller.scope] = view.digest
+        core.streams.tool_list_ids[caller.session, address] = view.digest
     return b"{%b%b}" % (page, LIST_END if caller.era == "2026" else b"")
 
 
@@ -190,7 +190,7 @@ async def _call_tool(request: RpcRequest) -> bytes:
             raise _refusal(error) from error
         except InsufficientScope as error:
             exchange = request.exchange
-            challenge = request.core.identity.challenge(True, exchange.scope.address, error.scopes)
+            challenge = request.core.identity.challenge(True, exchange.address.path, error.scopes)
             raise HTTPException(
                 403, error.message, {"www-authenticate": challenge.decode()}
             ) from error
@@ -220,11 +220,11 @@ async def _fit_for_client(core: SharedParts, inquiry: Inquiry, name: str, result
         db, owner, bounded = core.gateway.db, inquiry.principal.name, name != "read_result"
         result = await fit_result(result, serving, db, owner, bounded=bounded)
     if serving.form != "full":
-        view = core.gateway.view_of(snapshot, inquiry.principal, view.scope, serving.form)
-    client, listings = client_of(inquiry.caller), core.listings
-    state = listings.by_client.get(client)
+        view = core.gateway.view_of(snapshot, inquiry.principal, view.address, serving.form)
+    client, client_lists = client_of(inquiry.caller), core.client_lists
+    state = client_lists.by_client.get(client)
     if state is None or state.digest != view.digest or state.changes is not None:
-        result = await listings.tell(client, view, snapshot.revision, result)
+        result = await client_lists.tell(client, view, snapshot.revision, result)
     return result
 
 
@@ -288,7 +288,7 @@ def _join_name(name: str, version: str) -> str:
 def client_of(caller: Caller) -> ListHolder:
     """The key of a client's list: its session or, where there is none, its principal and name."""
     name = "" if caller.session else name_of_client(caller.client)
-    return ListHolder(caller.principal.name, caller.session or "", name, caller.scope.address)
+    return ListHolder(caller.principal.name, caller.session or "", name, caller.view_address.path)
 
 
 def reachable_caller(request: RpcRequest) -> Caller:
@@ -348,22 +348,21 @@ def _ask(request: RpcRequest, reply: Reply) -> AskClient | None:
     caller = request.caller
     if caller.session is None or not caller.capabilities:
         return None
-    return partial(request.core.calls.ask, caller.session, reply)
+    return partial(request.core.flights.ask, caller.session, reply)
 
 
 class Flight:
     """One request in flight, which its client can cancel, and which ends with its connection in
     2026; `with` raises RequestStopped where the client gave up on it."""
 
-    __slots__ = ("_calls", "_reply", "_task", "is_old", "is_stopped", "key", "receive")
+    __slots__ = ("_flights", "_reply", "_task", "is_seen", "is_stopped", "key", "receive")
 
     def __init__(self, request: RpcRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.is_stopped = self.is_old = False
+        self.is_stopped = self.is_seen = False
         self.receive = request.exchange.receive
-        self._task = task
-        self._calls = request.core.calls
+        self._task, self._flights = task, request.core.flights
         self.key: RequestKey = (request.caller.session or "", comparable_id(request.message.id))
         self._reply = request.reply
         # Only in the 2026 era does hanging up mean that the call is not wanted any more.
@@ -376,21 +375,21 @@ class Flight:
             self.is_stopped = True
             self._task.cancel(message)
 
-    def grow_old(self) -> None:
+    def watch_if_seen_before(self) -> None:
         """Watches the connection of a request that a second look finds in flight."""
-        if self.is_old and self._reply is not None:
-            self._reply.attend(self.receive)
-        self.is_old = True
+        if self.is_seen and self._reply is not None:
+            self._reply.watch_connection(self.receive)
+        self.is_seen = True
 
     def __enter__(self) -> None:
-        self._calls.begin(self)
+        self._flights.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._calls.flights.discard(self)
+        self._flights.in_flight.discard(self)
         if self._reply is not None:
-            self._reply.dismiss()
+            self._reply.stop_watching()
         if self.is_stopped:
             self._task.uncancel()
         if not isinstance(error, asyncio.CancelledError):
@@ -404,32 +403,32 @@ class Flight:
 RequestKey = tuple[str, RequestId]  # the session, "" where there is none, and the request's id
 
 
-class Calls:
+class Flights:
     """All requests in flight in this process, and the questions that wait for a client's answer."""
 
     def __init__(self) -> None:
-        self.flights: set[Flight] = set()
+        self.in_flight: set[Flight] = set()
         self._questions: dict[RequestKey, asyncio.Future[Mapping[str, Any]]] = {}
         self._is_looking = False
 
     def begin(self, flight: Flight) -> None:
         """Takes a request in; one look at all of them is cheaper than a timer for each."""
-        self.flights.add(flight)
+        self.in_flight.add(flight)
         if not self._is_looking:
             self._is_looking = True
-            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look_at_flights)
+            asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._look_at_flights)
 
     def _look_at_flights(self) -> None:
-        for flight in self.flights:
-            flight.grow_old()
-        self._is_looking = bool(self.flights)
+        for flight in self.in_flight:
+            flight.watch_if_seen_before()
+        self._is_looking = bool(self.in_flight)
         if self._is_looking:
-            asyncio.get_running_loop().call_later(ATTEND_AFTER_SECONDS, self._look_at_flights)
+            asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._look_at_flights)
 
     def cancel(self, session: str, request_id: RequestId) -> bool:
         """Cancels the requests that run here under this id; False: there is none."""
         key = (session, comparable_id(request_id))
-        flights = [flight for flight in self.flights if flight.key == key]
+        flights = [flight for flight in self.in_flight if flight.key == key]
         for flight in flights:
             flight.stop(CANCEL)
         return bool(flights)

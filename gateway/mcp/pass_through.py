@@ -31,7 +31,7 @@ from gateway.errors import GatewayError
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_REMEMBERED, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Streams, UpstreamNotice, Wishes
-from gateway.model import Principal, Result, Scope
+from gateway.model import Principal, Result, ViewAddress
 from gateway.naming import cut, visible
 from gateway.policy.view import Offering, View, servers_of_view, trusted_sources
 from gateway.store.database import Database
@@ -89,9 +89,9 @@ class PassThrough:
         self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
         self._upstreams.on_notification = self._hear
 
-    async def hello(self, principal: Principal, scope: Scope) -> Hello:
+    async def hello(self, principal: Principal, address: ViewAddress) -> Hello:
         """The capabilities a view offers; servers that were never met get a moment to answer."""
-        snapshot, view, offer = self._look(principal, scope)
+        snapshot, view, offer = self._look(principal, address)
         instructors = trusted_sources(offer, view, snapshot)
         states = {state.name: state for state in (*offer.servers, *instructors)}.values()
         servers = [state for state in states if state.settings.kind == "mcp"]
@@ -103,7 +103,7 @@ class PassThrough:
 
     async def answer(self, method: str, params: Params, caller: Caller) -> Result:
         """The result of a request that is not about tools. Raises RpcError and UpstreamRefused."""
-        snapshot, _, offer = self._look(caller.principal, caller.scope)
+        snapshot, _, offer = self._look(caller.principal, caller.view_address)
         await self._meet(offer.servers, offer)
         capability, handler = HANDLERS[method]
         servers = self._servers_with(capability, offer)
@@ -111,24 +111,24 @@ class PassThrough:
             raise method_not_found(method)
         return await handler(Relay(self, snapshot, offer.sole, servers, caller), params)
 
-    def list_ids(self, principal: Principal, scope: Scope, client: str) -> dict[str, str]:
+    def list_ids(self, principal: Principal, address: ViewAddress, client: str) -> dict[str, str]:
         """The ids of a view's lists, by kind (tools, prompts, resources): see `ListIds`."""
-        _, view, offer = self._look(principal, scope, client)
+        _, view, offer = self._look(principal, address, client)
         list_ids = {"tools": view.digest}
         for kind in ("prompts", "resources"):
             servers = self._servers_with(kind, offer)
             list_ids[kind] = " ".join(f"{s.name}.{self._changes[s.name, kind]}" for s in servers)
         return list_ids
 
-    def _has_server(self, principal: Principal, scope: Scope, server: str) -> bool:
-        *_, offer = self._look(principal, scope)
+    def _has_server(self, principal: Principal, address: ViewAddress, server: str) -> bool:
+        *_, offer = self._look(principal, address)
         return any(state.name == server for state in offer.servers)
 
     async def listen(
-        self, holder: str, principal: Principal, scope: Scope, filters: Params
+        self, holder: str, principal: Principal, address: ViewAddress, filters: Params
     ) -> dict[str, Any]:
         """Notes what a stream wants to hear of; returns the part that it will hear of."""
-        capabilities = (await self.hello(principal, scope)).capabilities
+        capabilities = (await self.hello(principal, address)).capabilities
         flags: dict[str, Any] = {}
         for kind in ("prompts", "resources"):
             flag = f"{kind}ListChanged"
@@ -136,7 +136,7 @@ class PassThrough:
                 flags[flag] = True
         uris = filters.get("resourceSubscriptions") or ()
         if uris and capabilities.get("resources", {}).get("subscribe"):
-            caller = Caller(principal, scope, "2026", session=holder)
+            caller = Caller(principal, address, "2026", session=holder)
             outcomes = await asyncio.gather(*(self._try_to_watch(uri, caller) for uri in uris))
             watched_uris = [uri for uri, ok in zip(uris, outcomes, strict=True) if ok]
             flags |= {"resourceSubscriptions": watched_uris} if watched_uris else {}
@@ -163,9 +163,9 @@ class PassThrough:
         return self._keys.get((server.name, request.caller.principal.name, kind))
 
     def _look(
-        self, principal: Principal, scope: Scope, client: str = ""
+        self, principal: Principal, address: ViewAddress, client: str = ""
     ) -> tuple[Snapshot, View, Offering]:
-        snapshot, view, _ = self._gateway.look(principal, scope, client)
+        snapshot, view, _ = self._gateway.look(principal, address, client)
         return snapshot, view, servers_of_view(snapshot, principal, view)
 
     async def _meet(self, servers: Iterable[ConnectionState], offer: Offering) -> None:

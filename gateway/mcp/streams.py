@@ -35,7 +35,7 @@ from starlette.types import Receive, Send
 from gateway import limits
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Overloaded, Unauthenticated, UpstreamRefused
-from gateway.model import Principal, Scope
+from gateway.model import Principal, ViewAddress
 from gateway.store.cluster import keep_wish_in, signal_soon, wait_until_set
 from gateway.store.database import Database
 from gateway.web.guard import EventStream, Say
@@ -48,9 +48,11 @@ WISH_MADE = "mcp_wished"  # the signal: what a session wants
 
 log = structlog.get_logger(__name__)
 
-# An id of each list, by kind: it changes exactly when the list may have.
-ListIds = Callable[[Principal, Scope, str], dict[str, str]]  # as a client of this name sees them
-HasServer = Callable[[Principal, Scope, str], bool]  # whether a view offers what this server has
+# An id of each list, by kind, as a client of this name sees them: an id changes exactly when its
+# list may have.
+ListIds = Callable[[Principal, ViewAddress, str], dict[str, str]]
+# Whether a view offers what this server has.
+HasServer = Callable[[Principal, ViewAddress, str], bool]
 Frame = Callable[[str, Mapping[str, Any], str | None], bytes]  # of a method, params, event id
 
 
@@ -59,7 +61,7 @@ class ClientStream:
     """One open stream of a principal, the lists its client knows and the notices it wants."""
 
     principal: Principal
-    scope: Scope
+    address: ViewAddress
     client: str  # as it calls itself
     authorization: bytes | None
     holder: str  # the session, or a name of its own: under it the client's wishes are kept
@@ -116,7 +118,7 @@ class Streams:
         self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()  # by principal: some have very many streams
         # The list of tools that a session has seen or been told of, as far as this process knows.
-        self.tool_list_ids: LRUCache[tuple[str, Scope], str] = LRUCache(limits.MAX_REMEMBERED)
+        self.tool_list_ids: LRUCache[tuple[str, ViewAddress], str] = LRUCache(limits.MAX_REMEMBERED)
         self._closing = False
         self._wake_up = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -163,10 +165,10 @@ class Streams:
 
         A session hears on one stream only, its newest, however many it has open.
         """
-        ids_by_key: dict[tuple[bytes | None, Scope, str], dict[str, str] | None] = {}
+        ids_by_key: dict[tuple[bytes | None, ViewAddress, str], dict[str, str] | None] = {}
         already_told: set[tuple[str, str]] = set()
         for stream in list(reversed(self._open)):
-            key = (stream.authorization, stream.scope, stream.client)
+            key = (stream.authorization, stream.address, stream.client)
             if key not in ids_by_key:
                 ids_by_key[key] = await self._look_up_lists(stream)
                 await asyncio.sleep(0)  # many principals: let calls through between their views
@@ -182,16 +184,16 @@ class Streams:
                     already_told.add((stream.holder, kind))
                     stream.tell_changed(kind, list_id)
                     if kind == "tools":
-                        self.tool_list_ids[stream.holder, stream.scope] = list_id
+                        self.tool_list_ids[stream.holder, stream.address] = list_id
 
     async def _look_up_lists(self, stream: ClientStream) -> dict[str, str] | None:
         """The ids of the lists that the stream's token sees now; None: it may see none."""
         token = stream.authorization
         try:
             fields = {b"authorization": token} if token else {}
-            principal = await self._identity.identify(fields, stream.scope.address)
+            principal = await self._identity.identify(fields, stream.address.path)
             is_same = principal.name == stream.principal.name
-            return self.list_ids(principal, stream.scope, stream.client) if is_same else None
+            return self.list_ids(principal, stream.address, stream.client) if is_same else None
         except (Unauthenticated, GatewayError):
             return None
         except Exception as error:  # trouble with one stream must not stop the pass
@@ -214,7 +216,7 @@ class Streams:
         return (
             notice.principal in (None, principal.name)
             and self._wishes.wants(stream.holder, notice)
-            and self._has_server(principal, stream.scope, notice.server)
+            and self._has_server(principal, stream.address, notice.server)
         )
 
     def close(self) -> None:

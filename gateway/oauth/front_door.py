@@ -33,7 +33,7 @@ from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.oauth import GRANT_REVOKED, note_grant_used
 from gateway.store.secrets import Seal
-from gateway.web.identity import METADATA_PATH, ConsoleSessions, Identity, scope_of
+from gateway.web.identity import METADATA_PATH, ConsoleSessions, Identity, view_address_of
 
 SERVER_METADATA = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
 
@@ -105,5 +105,5 @@ class FrontDoor:
     def _resource_document(self, path: str) -> Mapping[str, Any] | None:
         if path != METADATA_PATH and not path.startswith(f"{METADATA_PATH}/"):
             return None
-        scope = scope_of(path.removeprefix(METADATA_PATH) or "/mcp")
-        return self._at.identity.resource_metadata(scope.address) if scope else None
+        address = view_address_of(path.removeprefix(METADATA_PATH) or "/mcp")
+        return self._at.identity.resource_metadata(address.path) if address else None

@@ -19,7 +19,7 @@ from gateway.oauth.grants import Grants, OAuthError
 from gateway.outbound.client import Egress
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.identity import ConsoleSessions, Identity, scope_of
+from gateway.web.identity import ConsoleSessions, Identity, view_address_of
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
@@ -61,10 +61,10 @@ class FrontDoorParts:
     def resource(self, address: str | None) -> str:
         """The address that a token is to be for. Raises OAuthError where it is not ours."""
         path = resource_address(address, self.url) if address else "/mcp"
-        scope = scope_of(path) if path else None
-        if scope is None:
+        view_address = view_address_of(path) if path else None
+        if view_address is None:
             raise OAuthError("invalid_target", "resource is no address of this gateway")
-        return f"{self.url}{scope.address}"
+        return f"{self.url}{view_address.path}"
 
     def require_open(self) -> None:
         """Refuses every request where people don't sign in."""

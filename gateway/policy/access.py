@@ -226,7 +226,7 @@ def configured_principal(name: str, settings: PrincipalSettings) -> Principal:
 def configuration_problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     """The settings, of config.toml or put at run time, that do not do what they say."""
     return (
-        *(snapshot.put.problems if snapshot.put else ()),
+        *(snapshot.put_access.problems if snapshot.put_access else ()),
         *_unmatched_tools(snapshot),
         *_unmatched_bundle_tools(snapshot),
         *_unmatched_connections(snapshot),

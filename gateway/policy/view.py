@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
@@ -27,7 +27,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.profiles import Format
 from gateway.config.settings import Bundle
-from gateway.model import Principal, Scope, Tool, elicitation_modes
+from gateway.model import Principal, Tool, ViewAddress, elicitation_modes
 from gateway.naming import find_pattern
 from gateway.policy.access import level, may_see, visible_tools, why_limited
 
@@ -48,11 +48,11 @@ class OwnTool:
 class View:
     """The tools of one principal at one address."""
 
-    scope: Scope
+    address: ViewAddress
     bundle_ids: tuple[str, ...]
-    direct: Mapping[str, Tool]
-    meta: Mapping[str, Tool]  # reached through mcp_call_tool only
-    own: frozenset[str]
+    direct_tools: Mapping[str, Tool]
+    meta_tools: Mapping[str, Tool]  # reached through mcp_call_tool only
+    own_names: frozenset[str]
     names: tuple[str, ...]  # as listed: the gateway's own tools in their order, then the others
     entries: tuple[bytes, ...]
     digests: tuple[bytes, ...]  # of the entries
@@ -71,7 +71,7 @@ class View:
         end = start + size
         body = b'"tools":[' + b",".join(self.entries[start:end]) + b"]"
         if end < len(self.entries):
-            kind = "own" if end <= len(self.own) else "tool"
+            kind = "own" if end <= len(self.own_names) else "tool"
             body += b',"nextCursor":"%b"' % f"{kind}:{self.names[end - 1]}".encode()
         return body
 
@@ -79,30 +79,30 @@ class View:
         match = CURSOR.fullmatch(cursor)
         if match is None:
             return None
-        first, last = (0, len(self.own)) if match[1] == "own" else (len(self.own), None)
+        first, last = (0, len(self.own_names)) if match[1] == "own" else (len(self.own_names), None)
         return bisect_right(self.names, match[2], first, last)
 
     @property
     def tools(self) -> dict[str, Tool]:
         """Every tool of a connection that can be reached from here, directly or not."""
-        return {**self.meta, **self.direct}
+        return {**self.meta_tools, **self.direct_tools}
 
 
-def view_key(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[object, ...]:
+def view_key(snapshot: Snapshot, principal: Principal, address: ViewAddress) -> tuple[object, ...]:
     """All that a view depends on: two principals with the same key see the same."""
     levels = tuple(level(snapshot, principal, state) for state in snapshot.connections.values())
-    return scope, bundles_of(snapshot, principal, scope), principal.admin, levels
+    return address, bundles_of(snapshot, principal, address), principal.admin, levels
 
 
 def make_view(
     snapshot: Snapshot,
     principal: Principal,
-    scope: Scope,
+    address: ViewAddress,
     own_tools: Sequence[OwnTool],
     form: Format = "full",
 ) -> View:
     """The view of this principal at this address, as clients are sent it in this form."""
-    point = _viewpoint(snapshot, principal, scope)
+    point = _viewpoint(snapshot, principal, address)
     states = [
         state
         for state in snapshot.connections.values()
@@ -117,16 +117,16 @@ def make_view(
     )
     direct = {name: snapshot.tools[name] for name in names}
     meta = {tool.name: tool for name in in_meta for tool in tools_of.get(name, ())}
-    has_meta = bool(in_meta & tools_of.keys())
+    behind_meta = in_meta & tools_of.keys()
     ordered = sorted(own_tools, key=_name)
-    own = [tool for tool in ordered if not _why_own_hidden(tool, point, has_meta)]
+    own = [tool for tool in ordered if not _why_own_hidden(tool, point, behind_meta)]
     digests = {name: value for state in states for name, value in state.digests.items()}
     for state in states if form != "full" else ():
         other_digests = state.other_digests.items()
         digests |= {name: value for (kind, name), value in other_digests if kind == form}
     listed_digests = (*(tool.digest for tool in own), *(digests[name] for name in names))
     return View(
-        scope,
+        address,
         tuple(point.bundles),
         direct,
         meta,
@@ -142,22 +142,24 @@ def make_view(
 _name, _entry = attrgetter("name"), attrgetter("entry")
 
 
-def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[str, ...] | None:
+def bundles_of(
+    snapshot: Snapshot, principal: Principal, address: ViewAddress
+) -> tuple[str, ...] | None:
     """The bundles that make up a view; None: no bundle narrows it. Deny by default."""
     settings = snapshot.settings
     role = settings.roles.get(principal.role or "")
-    if scope.kind == "own":
+    if address.kind == "own":
         if principal.role is None or not settings.roles:
             return None
         return role.bundles if role else ()
-    if scope.kind == "step":
-        workflow, step = scope.names
+    if address.kind == "step":
+        workflow, step = address.names
         steps = settings.routes.get(workflow, {}).get(principal.role or "", {})
         return tuple(sorted(set(steps.get(step, ()))))
     candidates = role.bundles if role else settings.bundles if principal.role is None else ()
-    if not all(name in candidates for name in scope.names):
+    if not all(name in candidates for name in address.names):
         return ()
-    return tuple(sorted(set(scope.names)))
+    return tuple(sorted(set(address.names)))
 
 
 Bundles = Mapping[str, Bundle]
@@ -168,7 +170,7 @@ class Viewpoint(NamedTuple):
 
     snapshot: Snapshot
     principal: Principal
-    scope: Scope
+    address: ViewAddress
     bundles: Bundles
     open: bool  # no bundle narrows the view
 
@@ -177,10 +179,10 @@ class Viewpoint(NamedTuple):
         return {key: each for key, each in self.bundles.items() if state.name in each.connections}
 
 
-def _viewpoint(snapshot: Snapshot, principal: Principal, scope: Scope) -> Viewpoint:
-    ids = bundles_of(snapshot, principal, scope)
+def _viewpoint(snapshot: Snapshot, principal: Principal, address: ViewAddress) -> Viewpoint:
+    ids = bundles_of(snapshot, principal, address)
     bundles = {name: snapshot.settings.bundles[name] for name in ids or ()}
-    return Viewpoint(snapshot, principal, scope, bundles, ids is None)
+    return Viewpoint(snapshot, principal, address, bundles, ids is None)
 
 
 def why_hidden(
@@ -190,7 +192,7 @@ def why_hidden(
 
     "": no rule does.
     """
-    point, access = _viewpoint(snapshot, principal, view.scope), level(snapshot, principal, state)
+    point, access = _viewpoint(snapshot, principal, view.address), level(snapshot, principal, state)
     bundles = point.bundles_with(state)
     if not (may_see(access, tool) if tool else access not in (None, "disabled")):
         return why_limited(snapshot, principal, state)
@@ -203,7 +205,7 @@ def why_hidden(
 
 def why_own_hidden(tool: OwnTool, snapshot: Snapshot, principal: Principal, view: View) -> str:
     """The rule that keeps a tool of the gateway's own out of a list; "": no rule does."""
-    return _why_own_hidden(tool, _viewpoint(snapshot, principal, view.scope), bool(view.meta))
+    return _why_own_hidden(tool, _viewpoint(snapshot, principal, view.address), view.meta_tools)
 
 
 def _allowed_tools(point: Viewpoint, state: ConnectionState) -> tuple[Tool, ...]:
@@ -219,18 +221,18 @@ def _allowed_tools(point: Viewpoint, state: ConnectionState) -> tuple[Tool, ...]
 
 def _why_unbundled(point: Viewpoint, state: ConnectionState) -> str:
     """Why no bundle of the view has a connection."""
-    role, scope = point.principal.role, point.scope
+    role, address = point.principal.role, point.address
     audience = f"the role {role}" if role else "those without a role"
     if point.bundles:
         return f"{state.name} is in none of the bundles here ({', '.join(point.bundles)})."
-    if scope.kind == "step":
-        return f"The step {'/'.join(scope.names)} has no bundles for {audience}."
-    if scope.kind == "own":
+    if address.kind == "step":
+        return f"The step {'/'.join(address.names)} has no bundles for {audience}."
+    if address.kind == "own":
         return f"There are no bundles for {audience}."
-    unknown = [name for name in scope.names if name not in point.snapshot.settings.bundles]
+    unknown = [name for name in address.names if name not in point.snapshot.settings.bundles]
     if unknown:
         return f"There is no bundle {unknown[0]}."
-    return f"Not every bundle at this address is for {audience} ({', '.join(scope.names)})."
+    return f"Not every bundle at this address is for {audience} ({', '.join(address.names)})."
 
 
 def _why_distrusted(state: ConnectionState, bundles: Bundles) -> str:
@@ -270,12 +272,12 @@ def _why_behind_meta(key: str, bundle: Bundle, tools_of: Mapping[str, tuple[Tool
     )
 
 
-def _why_own_hidden(tool: OwnTool, point: Viewpoint, has_meta: bool) -> str:
-    is_own_view = point.scope.kind == "own"
+def _why_own_hidden(tool: OwnTool, point: Viewpoint, behind_meta: Collection[str]) -> str:
+    is_own_view = point.address.kind == "own"
     if not is_own_view and not point.bundles:
         return "No bundle is behind this address for them: it lists nothing."
     if tool.audience in ("everywhere", "meta"):
-        is_there = has_meta or tool.audience == "everywhere"
+        is_there = behind_meta or tool.audience == "everywhere"
         return "" if is_there else "No bundle here keeps its tools behind meta tools."
     if not is_own_view:
         return "It is listed at /mcp only."

@@ -51,7 +51,7 @@ async def decide_approval(
     status: Literal["approved", "denied"],
     *,
     by: str,
-    source: str = "",
+    edge: str = "",
     now: float,
     usable_until: float,
     grant: StandingGrant | None = None,
@@ -60,7 +60,7 @@ async def decide_approval(
 
     An approved one can be used until `usable_until`. A grant given with it is stored with it.
     """
-    decision: dict[str, Any] = {"decided_by": by, "decided_at": now, "decided_from": source or None}
+    decision: dict[str, Any] = {"decided_by": by, "decided_at": now, "decided_from": edge or None}
     if status == "approved":
         decision |= {"expires_at": usable_until, "grant_id": grant.id if grant else None}
 

@@ -121,9 +121,9 @@ async def living_replicas(db: Database) -> list[str]:
 
 
 async def take_of_window(
-    db: Database, key: str, *, requests: int, seconds: float, now: float, amount: int = 1
+    db: Database, key: str, *, requests: int, seconds: float, now: float
 ) -> float:
-    """Counts `amount` more requests if they may be made now: 0.0; else the seconds to wait.
+    """Counts one more request if it may be made now: 0.0; else the seconds to wait.
 
     There are two counters a key, of this window and the one before; the earlier counter counts for
     the part of its window that still lies within a window's length from now. So a burst at the
@@ -132,16 +132,15 @@ async def take_of_window(
     start = math.floor(now / seconds) * seconds
 
     def unit(tx: Connection) -> float:
-        empty = {"key": key, "start": start, "earlier": 0, "current": 0}
-        insert_new(tx, _windows, empty)
+        insert_new(tx, _windows, {"key": key, "start": start, "earlier": 0, "current": 0})
         row = tx.execute(select(_windows).filter_by(key=key).with_for_update()).one()
         earlier, current = row.earlier, row.current
         if row.start < start:
             earlier, current = (current if row.start >= start - seconds * 1.5 else 0), 0
         share = 1 - (now - start) / seconds
-        if earlier * share + current + amount > requests:
-            return _wait_seconds(earlier, current, requests - amount, seconds, now - start)
-        counters = {"start": start, "earlier": earlier, "current": current + amount}
+        if earlier * share + current + 1 > requests:
+            return _wait_seconds(earlier, current, requests - 1, seconds, now - start)
+        counters = {"start": start, "earlier": earlier, "current": current + 1}
         tx.execute(update(_windows).filter_by(key=key).values(counters))
         return 0.0
 

@@ -340,7 +340,7 @@ class Approval:
     status: ApprovalStatus = "pending"  # pending, approved, denied, expired, used or void
     decided_by: str | None = None  # who decided
     decided_at: float | None = None  # when they did
-    decided_from: str | None = None  # the door that the decision came in by
+    decided_from: str | None = None  # the edge that the decision came in by
     grant_id: str | None = None  # of the standing grant that was given with it
     waits_at: str | None = None  # the process where its caller waits; "": it left; None: no wait
     organization: str | None = None  # the execution's

@@ -127,7 +127,7 @@ class HttpSession(Session):
             last = event
             if event.data:
                 yield protocol.read_message(event.data, self.name)
-        if not last.id or peer.era == "modern" or resumes == limits.MAX_ROUNDS:
+        if not last.id or peer.era == "2026" or resumes == limits.MAX_ROUNDS:
             return
         pause = limits.REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
         await asyncio.sleep(min(pause, limits.HELD_SECONDS))
@@ -179,7 +179,7 @@ class HttpSession(Session):
                 self._handle_stray(message)
 
     def _give_up(self, message: RpcMessage, peer: Peer) -> None:
-        if peer.era == "handshake":  # in the modern era closing the request was the signal
+        if peer.era == "2025":  # in the 2026 era closing the request was the signal
             super()._give_up(message, peer)
 
     def _open(
@@ -203,7 +203,7 @@ class HttpSession(Session):
 
     def _routing_headers(self, message: RpcMessage, peer: Peer) -> Headers:
         """The headers of a 2026-07-28 request that repeat its content, for proxies to route on."""
-        if peer.era != "modern":
+        if peer.era != "2026":
             return ()
         method, params = message["method"], message["params"]
         head = {MCP_METHOD_HEADER: method}

@@ -168,7 +168,7 @@ class Link(ABC):
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
         session, level = session or self._session, self._callbacks.log_level()
-        if session is None or level is None or session.peer.era == "modern":
+        if session is None or level is None or session.peer.era == "2026":
             return
         if "logging" in session.peer.capabilities:
             with suppress(GatewayError, SessionGone):  # it logs too much or too little, no more
@@ -337,7 +337,7 @@ class Watches:
         try:
             with self._link:
                 session = await self._link.ready(ends)
-                if session.peer.era == "handshake":  # a refusal is the caller's to read
+                if session.peer.era == "2025":  # a refusal is the caller's to read
                     await self._link.request("resources/subscribe", {"uri": uri}, seconds)
                     self._told_uris |= {uri}
                 self._change.set()
@@ -365,7 +365,7 @@ class Watches:
             while True:
                 self._change.clear()
                 uris = frozenset(self.principals)
-                if session.peer.era == "modern":
+                if session.peer.era == "2026":
                     await self._renew_stream(session, uris, streams)
                 else:
                     await self._tell_wishes(session, uris)

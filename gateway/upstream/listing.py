@@ -247,7 +247,7 @@ class OwnLink(Link):
             self.lister.report_change()
         if self.lister.error is not None:
             self.lister.doubt()
-        if session.peer.era == "modern":  # it sends only notices that a request asked for
+        if session.peer.era == "2026":  # it sends only notices that a request asked for
             self.hearing.set()
             return ()
         return (self.listen(session, lambda: None),)

@@ -37,7 +37,7 @@ from gateway.naming import cut, visible
 
 RpcMessage = dict[str, Any]
 RawTool = dict[str, Any]
-PeerEra = Literal["handshake", "modern"]
+PeerEra = Literal["2025", "2026"]
 EraChoice = Literal["auto", "2025", "2026"]  # the era that a connection is to speak
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
@@ -116,8 +116,8 @@ class Peer:
     keeps_state: bool = False  # what one request does may be seen by the next one of the session
 
 
-PROBE = Peer("modern", MODERN_VERSION)
-GREETING = Peer("handshake", "")
+PROBE = Peer("2026", MODERN_VERSION)
+GREETING = Peer("2025", "")
 SendProbe = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
 
 
@@ -162,7 +162,7 @@ def request_message(
     meta = {k: v for k, v in (params.get("_meta") or {}).items() if _may_pass(k)}
     if hooks.progress is not None:
         meta["progressToken"] = request_id
-    if peer.era == "modern":
+    if peer.era == "2026":
         meta[PROTOCOL_VERSION_META_KEY] = peer.version
         meta[CLIENT_INFO_META_KEY] = CLIENT_INFO
         offers = CLIENT_CAPABILITIES if hooks.capabilities is None else hooks.capabilities
@@ -217,7 +217,7 @@ def outcome(message: RpcMessage, upstream: str) -> dict[str, Any]:
 
 def without_envelope(result: dict[str, Any], era: PeerEra) -> dict[str, Any]:
     """A result without what belongs to this hop only; up to 2025-11-25 all results are complete."""
-    if result.get("resultType") == "complete" or era == "handshake":
+    if result.get("resultType") == "complete" or era == "2025":
         result.pop("resultType", None)
     meta = result.get("_meta")
     if isinstance(meta, dict) and meta.pop(SERVER_INFO_META_KEY, None) and not meta:
@@ -248,7 +248,7 @@ async def negotiate(
             hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
             raise answer_error("The upstream", problem, hint=hint) from error
     meetings: list[Callable[[SendProbe, float], Awaitable[Peer]]] = [_discover, initialize]
-    first, second = reversed(meetings) if last_era == "handshake" else meetings
+    first, second = reversed(meetings) if last_era == "2025" else meetings
     try:
         return await first(exchange, min(seconds, HELD_SECONDS))
     except GatewayError as error:
@@ -259,7 +259,7 @@ async def negotiate(
     except RpcFailed as error:
         if error.rpc_code != UNSUPPORTED_PROTOCOL_VERSION:
             raise
-    # A modern upstream too slow for the first question has heard it by now.
+    # An upstream of 2026 too slow for the first question has heard it by now.
     return await _discover(exchange, seconds)
 
 
@@ -273,7 +273,7 @@ async def _discover(exchange: SendProbe, seconds: float) -> Peer:
     versions = answer.get("supportedVersions")
     if not isinstance(versions, list) or MODERN_VERSION not in versions:
         raise answer_error("The upstream", f"does not speak {MODERN_VERSION}")
-    return _peer("modern", MODERN_VERSION, answer)
+    return _peer("2026", MODERN_VERSION, answer)
 
 
 async def _initialize(offers: Mapping[str, Any], exchange: SendProbe, seconds: float) -> Peer:
@@ -285,7 +285,7 @@ async def _initialize(offers: Mapping[str, Any], exchange: SendProbe, seconds: f
         raise answer_error(
             "The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known"
         )
-    return _peer("handshake", version, answer)
+    return _peer("2025", version, answer)
 
 
 def _peer(era: PeerEra, version: str, answer: Mapping[str, Any]) -> Peer:

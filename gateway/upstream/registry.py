@@ -111,7 +111,7 @@ class Upstreams:
             self._drop(probe)
 
     async def _read(self, name: str) -> Listing:
-        tools, link = await self.list_tools(name), self.status(name)
+        tools, link = await self.list_tools(name), self.listing_link(name)
         instructions = ((link.peer.instructions if link.peer else None) or "")[:STEP_BYTES]
         return Listing({"tools": tools, "instructions": instructions}, link.sharing)
 
@@ -131,7 +131,7 @@ class Upstreams:
             for key in [key for key in self._own if key[0] == name]:
                 self._retire(self._own.pop(key))
         if upstream is not None:
-            self._listing[name] = self._listing_link(name, upstream)
+            self._listing[name] = self._make_listing_link(name, upstream)
             if old is not None:
                 self._listing[name].report_due = True  # its known tools may be old
             self._tell(self.on_replaced, name)
@@ -143,12 +143,11 @@ class Upstreams:
             while len(self._own) > max_sessions:
                 self._make_room()
 
-    def status(self, name: str) -> ListingLink:
-        """The status of an upstream: its state, what it said of itself last, its error."""
-        try:
-            return self._listing[name]
-        except KeyError:
-            raise Refused("not_connected", f"{name} is not connected") from None
+    def listing_link(self, name: str) -> ListingLink:
+        """The link of an upstream that lists its tools: its state, what it said last, its error."""
+        if name not in self._listing:
+            raise Refused("not_connected", f"{name} is not connected")
+        return self._listing[name]
 
     def peer(self, name: str) -> Peer | None:
         """What an upstream said of itself last; None if it was never met, or is being taken out."""
@@ -163,7 +162,7 @@ class Upstreams:
 
     async def list_tools(self, name: str) -> list[RawTool]:
         """The tools of an upstream now, as it lists them; an error if they can't be called."""
-        link = self.status(name)
+        link = self.listing_link(name)
         ends = asyncio.get_running_loop().time() + link.upstream.timeout_seconds
         tools = await link.list_tools(ends)
         for own in [own for own in self._own.values() if own.lister is link and own.is_troubled]:
@@ -184,10 +183,10 @@ class Upstreams:
         """The raw result of any request: prompts, resources, completion, logging.
 
         It goes over the principal's own session where it has one, without a principal over the
-        one that lists. With `relay_input` a modern upstream's `input_required` result is given back
+        one that lists. With `relay_input` a 2026 upstream's `input_required` result is given back
         as it is, for a client that answers by asking again.
         """
-        lister = self.status(name)
+        lister = self.listing_link(name)
         seconds = deadline or lister.upstream.timeout_seconds
         sampling = (hooks.capabilities or {}).get("sampling")
         link = await self._link(name, principal, seconds, sampling)
@@ -233,13 +232,13 @@ class Upstreams:
     async def _link(
         self, name: str, principal: str | None, seconds: float, sampling: Any = None
     ) -> Link:
-        lister = self.status(name)
+        lister = self.listing_link(name)
         if principal is not None and lister.sharing is None:
             await lister.ready(asyncio.get_running_loop().time() + seconds)
-            lister = self.status(name)  # it may have been replaced meanwhile
+            lister = self.listing_link(name)  # it may have been replaced meanwhile
         if principal is None or lister.sharing != "principal":
             return lister
-        if lister.peer is not None and lister.peer.era == "modern":
+        if lister.peer is not None and lister.peer.era == "2026":
             sampling = None  # it is told with each request
         key = (name, principal, str(sampling))
         if key not in self._own:
@@ -266,7 +265,7 @@ class Upstreams:
         self._retirements[task] = link
         task.add_done_callback(self._retirements.pop)
 
-    def _listing_link(self, name: str, upstream: Upstream) -> ListingLink:
+    def _make_listing_link(self, name: str, upstream: Upstream) -> ListingLink:
         def tell(method: str, params: Mapping[str, Any]) -> None:
             self._tell(self.on_notification, name, None, method, params)
 

@@ -86,7 +86,7 @@ class Session(ABC):
         choice = self._upstream.protocol
         peer = await protocol.negotiate(self._exchange, last_era, seconds, choice, self._offers)
         self.peer = replace(peer, keeps_state=self._keeps_state())
-        if self.peer.era == "handshake":
+        if self.peer.era == "2025":
             await self._tell("notifications/initialized", {})
 
     async def request(
@@ -100,7 +100,7 @@ class Session(ABC):
         self, on_open: Callable[[], None], filters: Mapping[str, Any] = protocol.LISTEN_FILTER
     ) -> None:
         """Passes the upstream's notices on until its stream ends, or has been open for long."""
-        if self.peer.era == "handshake":
+        if self.peer.era == "2025":
             return await self._listen_unasked(on_open)
 
         def notice(method: str, params: Mapping[str, Any]) -> None:

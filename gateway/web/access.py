@@ -27,7 +27,7 @@ from gateway.store.oauth import list_grants_that_hold
 from gateway.store.tables import ClientGrant
 from gateway.web.display import access_row
 from gateway.web.gateway import Inquiry
-from gateway.web.identity import scope_of
+from gateway.web.identity import view_address_of
 
 Json = dict[str, Any]
 
@@ -88,8 +88,8 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
 
     Where tokens claim roles, `role` says which one to go by.
     """
-    person, scope = (await known_principals(inquiry)).get(principal), scope_of(address)
-    if scope is None:
+    person, view_at = (await known_principals(inquiry)).get(principal), view_address_of(address)
+    if view_at is None:
         hint = "Such as /mcp, /mcp/bundles/NAME or /mcp/steps/WORKFLOW/STEP."
         raise Fixable("invalid_arguments", "there is no such address", hint)
     if role and inquiry.principal.organization is None and claims_roles(inquiry):
@@ -97,7 +97,7 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
     if person is None:
         hint = "GET /principals names them; people who let a client in are known too."
         raise NotFound("invalid_arguments", f"there is no principal {principal!r}", hint)
-    view = inquiry.gateway.view_of(inquiry.snapshot, person, scope)
+    view = inquiry.gateway.view_of(inquiry.snapshot, person, view_at)
     db, oversight = inquiry.gateway.db, inquiry.oversight()
     held_changes = await changes.list_changes(db, status="held", oversight=oversight)
     new_tools = [(c.tool, c.connection) for c in held_changes if c.kind == "added"]
@@ -108,7 +108,7 @@ async def view_as(inquiry: Inquiry, principal: str, address: str = "/mcp", role:
         "admin": person.admin,
         "role": person.role,
         "organization": person.organization,
-        "address": scope.address,
+        "address": view_at.path,
         "bundle_ids": list(view.bundle_ids),
         **{kind: counts[kind] for kind in ("listed", "meta", "hidden", "no_tool")},
         "tokens": sum(row["tokens"] for row in rows if row["shown"] == "listed"),
@@ -146,16 +146,16 @@ def _rows(
     """Every tool: those that are listed, in the order of the list, then those that are not."""
     snapshot, own = inquiry.snapshot, inquiry.gateway.own_tools
     states = {state.name: state for state in inquiry.connections()}
-    listed_names = set(view.names)
-    unlisted = [name for name in (*own, *snapshot.tools) if name not in listed_names]
+    listed = set(view.names)
+    unlisted = [name for name in (*own, *snapshot.tools) if name not in listed]
     for name in (*view.names, *unlisted):
         if name in own:
-            reason = "" if name in view.own else why_own_hidden(own[name], snapshot, person, view)
+            reason = "" if name in listed else why_own_hidden(own[name], snapshot, person, view)
             cost = token_cost(own[name].entry)
             yield _row(name, "", "hidden" if reason else "listed", reason, tokens=cost)
         elif (tool := snapshot.tools[name]).connection in states:
             state = states[tool.connection]
-            shown = "listed" if name in view.direct else "meta" if name in view.meta else "hidden"
+            shown = "listed" if name in listed else "meta" if name in view.meta_tools else "hidden"
             reason = "" if shown == "listed" else why_hidden(snapshot, person, view, state, tool)
             outcome = decide(tool, snapshot.permissions).outcome
             facts = {"access": tool.access, "when_called": outcome, "tokens": tool.tokens}

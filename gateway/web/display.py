@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from gateway.calls.answer import HEADERS_META
 from gateway.calls.record import GOING_ON, TOKEN_META, WARNINGS_META, failure_in, output_of
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
@@ -21,7 +22,7 @@ from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, ac
 from gateway.config.profiles import Format
 from gateway.config.settings import Permissions
 from gateway.limits import SUMMARY_CHARS
-from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
+from gateway.model import Principal, Tool, whole_schema, without_constants
 from gateway.naming import cut, listed_tokens
 from gateway.policy.access import admin_level, decide, level, user_level
 from gateway.policy.view import View
@@ -98,7 +99,7 @@ def step_view(view: View) -> dict[str, Any]:
     tools = view.tools
     return {
         "tools": [
-            {"name": tool.name, "connection": tool.connection, "direct": name in view.direct}
+            {"name": tool.name, "connection": tool.connection, "direct": name in view.direct_tools}
             for name, tool in tools.items()
         ],
         "bundle_ids": list(view.bundle_ids),

@@ -6,7 +6,7 @@ caller's view; a tool that is not there does not exist for the caller. Views are
 revision and principal, so that the many requests between two changes find theirs ready.
 
 A call that waits for a person has a ticket in the store: principal, arguments, token and, as plain
-data, its door. So any process can make it, with the tool that its caller's view has by then.
+data, its tool's reference. So any process can make it, with the tool that its caller sees by then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments, whole_numbers
 from gateway.calls.call import Invoker
-from gateway.calls.record import Caller, Door, mention_rename, record_without_tool
+from gateway.calls.record import Caller, ToolReference, mention_rename, record_without_tool
 from gateway.calls.result_forms import error_result, value_result
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
@@ -43,7 +43,7 @@ from gateway.errors import (
     UnknownTool,
     UpstreamRefused,
 )
-from gateway.model import Principal, Scope, Tool
+from gateway.model import Principal, Tool, ViewAddress
 from gateway.outbound.content import RunInWorker
 from gateway.policy.access import may_know, oversees, oversight
 from gateway.policy.view import (
@@ -86,7 +86,7 @@ class Inquiry(Struct, frozen=True):
         return self.caller.principal
 
     @property
-    def door(self) -> str:
+    def edge(self) -> str:
         """The way a request came in, as decisions are recorded with it."""
         era = self.caller.era
         return era if era in ("console", "rest") else "mcp"
@@ -195,7 +195,7 @@ class Inquiry(Struct, frozen=True):
         """Ends a call that runs or waits, where it can be ended; returns its execution then."""
         gateway, execution = self.gateway, await self.execution(id)
         if execution.status == "pending_confirmation":
-            await gateway.approvals.withdraw(id, self.principal.name, self.door)
+            await gateway.approvals.withdraw(id, self.principal.name, self.edge)
         elif execution.status == "executing":
             if tasks := gateway.invoker.running.cancel(id):
                 await asyncio.wait(tasks, timeout=limits.MOMENT_SECONDS)
@@ -223,14 +223,11 @@ class Inquiry(Struct, frozen=True):
         judged_tool: Tool | None = None,  # permissions are asked about it, if it is given
     ) -> Awaitable[dict[str, Any]]:
         """The tool's result."""
-        scope = self.caller.scope
-        door = {"tool": tool.name, "scope": [scope.kind, *scope.names]}
+        address = self.caller.view_address
+        reference = {"tool": tool.name, "scope": [address.kind, *address.names]}
         return self.gateway.invoker.call(
-            self.snapshot,
-            tool,
-            arguments,
-            caller or self.caller,
-            {"proxy": raw.as_dict()} if raw else door,
+            *(self.snapshot, tool, arguments, caller or self.caller),
+            {"proxy": raw.as_dict()} if raw else reference,
             self.view.bundle_ids,
             judged_tool=judged_tool,
             unattended=unattended,
@@ -285,14 +282,16 @@ class Gateway:
     def inquiry(self, caller: Caller) -> Inquiry:
         """The inquiry of this caller, on the snapshot of this moment."""
         snapshot = self.catalog.current
-        caller_view = self.view_of(snapshot, caller.principal, caller.scope)
+        caller_view = self.view_of(snapshot, caller.principal, caller.view_address)
         return Inquiry(self, caller, snapshot, caller_view)
 
-    def look(self, person: Principal, scope: Scope, client: str) -> tuple[Snapshot, View, Serving]:
+    def look(
+        self, person: Principal, address: ViewAddress, client: str
+    ) -> tuple[Snapshot, View, Serving]:
         """The snapshot of now, the principal's view of it, and how this client is served."""
         snapshot = self.catalog.current
         serving = self.serving(snapshot, client)
-        return snapshot, self.view_of(snapshot, person, scope, serving.form), serving
+        return snapshot, self.view_of(snapshot, person, address, serving.form), serving
 
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
         """The serving of this client."""
@@ -305,29 +304,29 @@ class Gateway:
         return serving
 
     def view_of(
-        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Format = "full"
+        self, snapshot: Snapshot, person: Principal, address: ViewAddress, form: Format = "full"
     ) -> View:
         """The principal's view at this address, in this snapshot and form."""
         traits = person.name, person.role, person.organization, person.admin, person.access
         # A stream may hold the principal with the rights it had when the stream was opened.
         rights = *traits, *person.connections.items()
-        key = (snapshot.revision, scope.kind, scope.names, form, *rights)
+        key = (snapshot.revision, address.kind, address.names, form, *rights)
         cached = self._views.get(key)
         if cached is None:
             if len(self._views) >= limits.MAX_REMEMBERED:
                 self._forget()
-            cached = self._views[key] = self._shared_view(snapshot, person, scope, form)
+            cached = self._views[key] = self._shared_view(snapshot, person, address, form)
             self._wake_sleepers(snapshot, cached)
         return cached
 
     def _shared_view(
-        self, snapshot: Snapshot, person: Principal, scope: Scope, form: Format
+        self, snapshot: Snapshot, person: Principal, address: ViewAddress, form: Format
     ) -> View:
         """One view for all principals who see the same: a thousand cost the memory of one."""
-        key = (snapshot.revision, view_key(snapshot, person, scope), form)
+        key = (snapshot.revision, view_key(snapshot, person, address), form)
         shared = self._views.get(key)
         if shared is None:
-            shared = make_view(snapshot, person, scope, tuple(self.own_tools.values()), form)
+            shared = make_view(snapshot, person, address, tuple(self.own_tools.values()), form)
             self._views[key] = shared
         return shared
 
@@ -339,21 +338,21 @@ class Gateway:
 
     def input_schema(self, inquiry: Inquiry, name: str) -> bytes | None:
         """The input schema of a tool in the caller's view, as JSON."""
-        if name in inquiry.view.own:
+        if name in inquiry.view.own_names:
             return self.own_tools[name].schema
-        tool = inquiry.snapshot.find(inquiry.view.direct, name, time.time())
+        tool = inquiry.snapshot.find(inquiry.view.direct_tools, name, time.time())
         return tool.input_schema if tool else None
 
     async def call(self, inquiry: Inquiry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The tool's result. Raises UnknownTool where the view lacks it."""
-        tool = inquiry.snapshot.find(inquiry.view.direct, name, time.time())
+        tool = inquiry.snapshot.find(inquiry.view.direct_tools, name, time.time())
         if inquiry.principal.withheld:
             self.check_scope(inquiry.principal, name, tool)
         if tool is not None and tool.upstream is not None:
             return mention_rename(await self._call_upstream(inquiry, tool, arguments), name, tool)
         if tool is not None:
             return mention_rename(await inquiry.call(tool, arguments), name, tool)
-        if name in inquiry.view.own:
+        if name in inquiry.view.own_names:
             return await self._call_own(inquiry, self.own_tools[name], arguments)
         self.note_unknown(inquiry, name)
         raise UnknownTool(name)
@@ -403,15 +402,17 @@ class Gateway:
             log.exception("own tool failed", tool=tool.name)
             return error_result(Broken("internal", "the gateway failed on this call"))
 
-    def find_tool(self, door: Door, snapshot: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
-        """The tool behind a door, and the tool whose permissions it falls under."""
-        kind, *names = door.get("scope", ("own",))
-        door_view = self.view_of(snapshot, principal, Scope(kind, tuple(names)))
-        if "proxy" in door:
-            return resolve_request(snapshot, principal, door_view, ProxyRequest(**door["proxy"]))
-        tool = snapshot.find(door_view.tools, door["tool"], time.time())
+    def find_tool(
+        self, reference: ToolReference, snapshot: Snapshot, principal: Principal
+    ) -> tuple[Tool, Tool]:
+        """The tool of a reference, and the tool whose permissions it falls under."""
+        kind, *names = reference.get("scope", ("own",))
+        seen = self.view_of(snapshot, principal, ViewAddress(kind, tuple(names)))
+        if "proxy" in reference:
+            return resolve_request(snapshot, principal, seen, ProxyRequest(**reference["proxy"]))
+        tool = snapshot.find(seen.tools, reference["tool"], time.time())
         if tool is None:
-            raise UnknownTool(door["tool"])
+            raise UnknownTool(reference["tool"])
         return tool, tool
 
     async def search(
@@ -422,8 +423,7 @@ class Gateway:
             if self._index is None or self._index[0] != snapshot.revision:
                 index = await asyncio.to_thread(ToolIndex, list(snapshot.tools.values()))
                 self._index = (snapshot.revision, index)
-            index = self._index[1]
-            return await asyncio.to_thread(index.search, query, allowed=names, limit=limit)
+            return await asyncio.to_thread(self._index[1].search, query, allowed=names, limit=limit)
 
 
 class Feed:

@@ -37,7 +37,7 @@ from starlette.responses import Response
 from gateway import limits
 from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, Settings
 from gateway.errors import Unauthenticated
-from gateway.model import Principal, Scope
+from gateway.model import Principal, ViewAddress
 from gateway.policy.access import configured_principal
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.database import Database
@@ -69,18 +69,18 @@ class VerifiedToken(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def scope_of(path: str) -> Scope | None:
-    """The scope of the view at an address; None: there is nothing at that address."""
+def view_address_of(path: str) -> ViewAddress | None:
+    """The view address that a path is; None: there is no view at that path."""
     match path.removesuffix("/").split("/"):
         case ["", "mcp"]:
-            return Scope()
+            return ViewAddress()
         case ["", "mcp", "bundles", names]:
-            scope = Scope("bundles", tuple(names.split("+")))
+            address = ViewAddress("bundles", tuple(names.split("+")))
         case ["", "mcp", "steps", workflow, step]:
-            scope = Scope("step", (workflow, step))
+            address = ViewAddress("step", (workflow, step))
         case _:
             return None
-    return scope if all(map(ADDRESSED.fullmatch, scope.names)) else None
+    return address if all(map(ADDRESSED.fullmatch, address.names)) else None
 
 
 class Identity:

@@ -124,7 +124,7 @@ def resolve_request(
     tools.sort(key=lambda tool: -DANGER[tool.access])
     if any(each.access == "dangerous" for each in skipped):
         raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
-    if bundles_of(snapshot, principal, view.scope) is not None:
+    if bundles_of(snapshot, principal, view.address) is not None:
         tools = [tool for tool in tools if tool.name in view.tools]
         if not tools:
             raise Refused(

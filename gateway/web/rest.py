@@ -40,7 +40,7 @@ from gateway.errors import (
     Unauthenticated,
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
-from gateway.model import Level, Scope, json_bytes, read_json
+from gateway.model import Level, ViewAddress, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, revoke_client_grants
@@ -117,7 +117,7 @@ async def _read_request(
         principal = await identity.identify(fields)  # it may have lost rights meanwhile
         if raw:
             require_json(fields)
-            posted = read_json(raw)  # as strict as MCP is: a call means the same through both doors
+            posted = read_json(raw)  # as strict as MCP is: a call means the same at both edges
     caller = Caller(principal, client=request.headers.get("user-agent", "")[:NAME_CHARS])
     return gateway.inquiry(caller), posted
 
@@ -270,8 +270,8 @@ async def get_tool(inquiry: Inquiry, name: str) -> Json:
 async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Json:
     if not isinstance(workflow, str) or not isinstance(step, str):
         raise Fixable("invalid_arguments", "workflow and step must be strings")
-    scope = Scope("step", (workflow, step))
-    return display.step_view(inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, scope))
+    address = ViewAddress("step", (workflow, step))
+    return display.step_view(inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, address))
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Js
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
     decide = inquiry.gateway.approvals.decide
-    decided = await decide(approval, decision, inquiry.principal, inquiry.door)
+    decided = await decide(approval, decision, inquiry.principal, inquiry.edge)
     return display.decided_row(inquiry.snapshot, decided)
 
 

@@ -22,7 +22,7 @@ from gateway.catalog.snapshot import PutAccess, Snapshot
 from gateway.config.settings import Settings, new_token
 from gateway.errors import Fixable, NotFound, Refused
 from gateway.limits import MAX_TOLD_ITEMS, TABLE_ROWS
-from gateway.model import Principal, Scope, json_bytes
+from gateway.model import Principal, ViewAddress, json_bytes
 from gateway.policy.access import configured_principal, principal_now
 from gateway.policy.rights import refuse_change
 from gateway.policy.view import make_view, view_key
@@ -52,7 +52,7 @@ def expected_revision(request: Request, exists: bool) -> int | None:
 
 def put_access(snapshot: Snapshot) -> PutAccess:
     """The configured rights, those put at run time, and the two combined."""
-    return snapshot.put or PutAccess(snapshot.settings, snapshot.settings)
+    return snapshot.put_access or PutAccess(snapshot.settings, snapshot.settings)
 
 
 def list_rights(inquiry: Inquiry, kind: RightKind) -> list[Json]:
@@ -229,8 +229,8 @@ async def foresee(inquiry: Inquiry, plan: PlannedChange) -> Json:
 
 
 def _foresee(inquiry: Inquiry, key: Key, put: PutAccess) -> Json:
-    current, future = inquiry.snapshot, replace(inquiry.snapshot, settings=put.settings, put=put)
-    kind, name = key
+    current, (kind, name) = inquiry.snapshot, key
+    future = replace(current, settings=put.settings, put_access=put)
     configured, organization = current.settings.principals, inquiry.principal.organization
     people = {**put.settings.principals, **configured}
     lists: dict[object, Reach] = {}
@@ -245,22 +245,22 @@ def _foresee(inquiry: Inquiry, key: Key, put: PutAccess) -> Json:
     report: Json = {"principals": rows}
     if kind == "bundle" and name in put.settings.bundles:
         roleless = replace(inquiry.principal, role=None)
-        bundle_view = make_view(future, roleless, Scope("bundles", (name,)), ())
+        bundle_view = make_view(future, roleless, ViewAddress("bundles", (name,)), ())
         tools = bundle_view.tools.values()
         report["gives"] = {
             "tools": sorted(tool.name for tool in tools),
             "tokens": sum(tool.tokens for tool in tools),
-            "listed": not bundle_view.meta,
+            "listed": not bundle_view.meta_tools,
         }
     return report
 
 
 def _reach_of(snapshot: Snapshot, principal: Principal, cache: dict[object, Reach]) -> Reach:
     """The tools that a principal reaches at /mcp, and the tokens that listing them costs."""
-    key = id(snapshot), view_key(snapshot, principal, Scope())
+    key = id(snapshot), view_key(snapshot, principal, ViewAddress())
     if key not in cache:
-        listing = make_view(snapshot, principal, Scope(), ())
-        cache[key] = frozenset(listing.tools), sum(tool.tokens for tool in listing.direct.values())
+        seen = make_view(snapshot, principal, ViewAddress(), ())
+        cache[key] = frozenset(seen.tools), sum(tool.tokens for tool in seen.direct_tools.values())
     return cache[key]
 
 

@@ -172,13 +172,11 @@ def _host(url: str) -> str:
     return (urlsplit(url).hostname or "").lower() if url.startswith(("http:", "https:")) else ""
 
 
-def problem_tasks(
-    name: str, problems: Iterable[Problem], display_name: str = "", max_tasks: int = 3
-) -> Iterator[Task]:
+def problem_tasks(name: str, problems: Iterable[Problem], display_name: str = "") -> Iterator[Task]:
     """Tasks for problems of a connection's settings and definition; the worst first."""
     page, about = f"/console/connections/{name}", {"connection": name}
     serious = sorted((p for p in problems if p.severity != "info"), key=lambda p: p.severity)
-    listed = serious if len(serious) <= max_tasks + 1 else serious[:max_tasks]
+    listed = serious if len(serious) <= 4 else serious[:3]
     for problem in listed:
         what = f"A setting of {display_name or name} to correct"
         fix, href, where = "Correct it", f"{page}/edit", f"connections.{name}.{problem.where}"

@@ -29,7 +29,7 @@ from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import people_sign_in
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.model import Principal, Problem, Scope, TlsFiles, json_bytes
+from gateway.model import Principal, Problem, TlsFiles, ViewAddress, json_bytes
 from gateway.outbound.certificates import Ends, ending_soon
 from gateway.policy.access import configuration_problems, level, may_know, oversight
 from gateway.policy.view import make_view
@@ -196,7 +196,7 @@ class Health:
             words = "connections and problems: send a token to see them"
             return {"connections": [], "left_out": words}
         # Not by way of an inquiry: that would wake lazy servers, which no caller needs here.
-        visible = make_view(snapshot, principal, Scope(), ()).connections
+        visible = make_view(snapshot, principal, ViewAddress(), ()).connections
         states = [s for s in snapshot.connections.values() if may_know(principal, s)]
         rows = [self._row(state, len(visible.get(state.name, ()))) for state in states]
         details = {

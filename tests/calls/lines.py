@@ -55,7 +55,7 @@ def snapshot(*tools: Tool, revision: int = 1, **settings: Any) -> Snapshot:
         connection,
         "stored",
         status="connected",
-        found=BuiltDefinition(Build("openapi-3.1", "Shop", "https://shop.example", listed)),
+        built=BuiltDefinition(Build("openapi-3.1", "Shop", "https://shop.example", listed)),
     )
     whole = Settings.model_validate({"auth": {"mode": "none"}, **settings})
     return assemble(revision, whole, [with_tools(state, listed)])
@@ -76,7 +76,6 @@ def attempt(
         used,
         {"book": "Emma"} if arguments is None else arguments,
         Caller(principal, **caller),
-        {},
         Redactor(()),
         "replica",
     )

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.calls.approvals import Approvals
+from gateway.calls.approvals import Approvals, Ticket
 from gateway.calls.call import Invoker, give_token
 from gateway.calls.credentials import Credentials, PreparedConnection, PreparedConnections
 from gateway.calls.record import Attempt, Caller, recorded_values
@@ -95,6 +95,10 @@ def test_token_that_is_none_is_refused(token: Any) -> None:
         give_token(attempt(meta={"gateway/idempotency_token": token}))
 
 
+def test_tickets_in_stores_keep_their_keys() -> None:
+    assert Ticket.__struct_encode_fields__ == ("principal", "arguments", "door", "token")
+
+
 class TokenLedger(RuleBasedStateMachine):
     """Calls with few tokens and arguments, over a far side that fails in every way it can.
 
@@ -125,7 +129,7 @@ class TokenLedger(RuleBasedStateMachine):
         self.replica = f"r{self.process}"
         self.run(beat(self.db, Replica(self.replica, "here", self.process, 0.0)))
         prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
-        finding = (snapshot, lambda door, seen, principal: find(seen, principal))
+        finding = (snapshot, lambda reference, seen, principal: find(seen, principal))
         approvals = Approvals(self.db, seal, signals, *finding, replica=self.replica)
         sign_in = SignInQuestions(Credentials(Egress()), seal, signals).ensure
         self.invoker = Invoker(prepared, self.send, approvals, sign_in)

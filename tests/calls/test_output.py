@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.answer import WholeAnswer, part_of, read_part, shape
+from gateway.calls.answer import HEADERS_META, WholeAnswer, part_of, read_part, shape
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import STEP_BYTES
-from gateway.model import HEADERS_META, Result
+from gateway.model import Result
 from gateway.outbound.client import Answer
 from gateway.outbound.content import may_be_json
 from tests.raising import raises

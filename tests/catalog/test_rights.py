@@ -12,7 +12,7 @@ from gateway.catalog.snapshot import Snapshot
 from gateway.config.file import parse_settings
 from gateway.config.settings import Settings
 from gateway.errors import Fixable
-from gateway.model import Scope
+from gateway.model import ViewAddress
 from gateway.policy.access import configured_principal
 from gateway.policy.view import bundles_of
 from gateway.store.tables import PutRight, RightKind
@@ -117,7 +117,7 @@ def test_whoever_loses_their_role_sees_nothing_and_never_everything(
 ) -> None:
     found = combine(settings(text), rows)
     agent = configured_principal("agent", found.settings.principals["agent"])
-    assert bundles_of(Snapshot(1, found.settings), agent, Scope()) == ()
+    assert bundles_of(Snapshot(1, found.settings), agent, ViewAddress()) == ()
     assert found.problems
 
 

@@ -208,7 +208,7 @@ def test_bars_stand_on_each_other_and_lines_end_where_nothing_was() -> None:
     assert [path.count("M") for _, path in bars.paths] == [2, 1]
     assert bars.paths[1][1].startswith("M20.0 0.0h160.0v90.0")
     assert (bars.top, [column.has_values for column in bars.columns]) == ("4", [True, False, True])
-    lines = draw_lines("Took", window, {"p50": [10.0, None, 20.0]}, ("s0",))
+    lines = draw_lines(window, {"p50": [10.0, None, 20.0]}, ("s0",))
     assert lines.paths[0][1].count("M") == 2
     assert draw_bars("Calls", window, {}, ()).is_empty
     assert [round_up(value) for value in (0, 1, 7, 11, 560)] == [1, 1, 8, 20, 600]

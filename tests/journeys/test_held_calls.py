@@ -28,10 +28,10 @@ from tests.peers import look_until, soon, until
 from tests.peers_mcp import Era, mcp_peer
 from tests.processes import gateway_process
 
-ERAS: list[Era] = ["handshake", "modern"]
+ERAS: list[Era] = ["2025", "2026"]
 ANN = {"action": "accept", "content": {"name": "Ann"}}
 every_server = pytest.mark.parametrize("peer", ERAS, indirect=True)
-TOOLS = [("handshake", "shop_look"), ("modern", "shop_book")]  # a read and a write
+TOOLS = [("2025", "shop_look"), ("2026", "shop_book")]  # a read and a write
 each_tool = pytest.mark.parametrize(("peer", "tool"), TOOLS, indirect=["peer"])
 
 
@@ -176,7 +176,7 @@ async def test_who_never_answers_on_their_stream_has_cancelled(
     assert peer.happened() == []
 
 
-@pytest.mark.parametrize("peer", ["handshake"], indirect=True)
+@pytest.mark.parametrize("peer", ["2025"], indirect=True)
 async def test_a_client_hears_that_its_user_is_done_with_a_page(
     peer: AskingPeer, tmp_path: Path
 ) -> None:
@@ -213,7 +213,7 @@ async def test_a_question_comes_through_a_meta_tool(peer: AskingPeer, tmp_path: 
 
 @pytest.mark.parametrize(
     ("peer", "tool", "status"),
-    [("modern", "shop_look", "failed"), ("handshake", "shop_book", "completed")],
+    [("2026", "shop_look", "failed"), ("2025", "shop_book", "completed")],
     indirect=["peer"],
 )
 async def test_who_has_hung_up_is_not_asked(
@@ -253,8 +253,8 @@ async def test_a_gateway_that_stops_cancels_what_it_asked(
 @pytest.mark.parametrize(
     ("peer", "tool", "code", "statuses"),
     [
-        ("modern", "shop_look", "busy", []),
-        ("handshake", "shop_book", "outcome_unknown", ["unknown"]),
+        ("2026", "shop_look", "busy", []),
+        ("2025", "shop_book", "outcome_unknown", ["unknown"]),
     ],
     indirect=["peer"],
 )
@@ -292,7 +292,7 @@ async def replicas(
 
 @pytest.mark.parametrize(
     ("store_url", "peer", "tool"),
-    [("sqlite", "handshake", "shop_look"), ("postgresql", "modern", "shop_book")],
+    [("sqlite", "2025", "shop_look"), ("postgresql", "2026", "shop_book")],
     indirect=["store_url", "peer"],
 )
 async def test_any_replica_takes_the_answer_however_long(
@@ -320,7 +320,7 @@ async def test_any_replica_takes_the_answer_however_long(
 
 @pytest.mark.parametrize(
     ("store_url", "peer"),
-    [("sqlite", "modern"), ("postgresql", "handshake")],
+    [("sqlite", "2026"), ("postgresql", "2025")],
     indirect=True,
 )
 async def test_a_replica_that_ended_is_not_waited_for(

@@ -113,7 +113,7 @@ MADE = {"location": "/orders/7"}
 
 
 @BOTH
-async def test_headers_that_a_caller_needs_are_told_at_every_door(
+async def test_headers_that_a_caller_needs_are_told_at_every_edge(
     make_shop: ShopMaker, peer: Provider, mode: str
 ) -> None:
     peer.answer = answer

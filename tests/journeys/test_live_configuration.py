@@ -253,14 +253,14 @@ async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> No
         assert (await ann("GET", "/capabilities"))[0] == 401
 
 
-@pytest.mark.parametrize("door", ["rest", "mcp"])
+@pytest.mark.parametrize("edge", ["rest", "mcp"])
 async def test_rights_that_end_while_a_request_comes_are_gone_when_it_is_there(
-    make_gateway: GatewayMaker, items: Provider, door: str
+    make_gateway: GatewayMaker, items: Provider, edge: str
 ) -> None:
     items.document["paths"]["/items/{id}"]["post"] = operation(operationId="add")
     message, headers = modern(call("shop_add", id="1"))
-    path = "/mcp" if door == "mcp" else "/api/v1/tools/shop_add/call"
-    text = json.dumps(message if door == "mcp" else {"arguments": {"id": "1"}}).encode()
+    path = "/mcp" if edge == "mcp" else "/api/v1/tools/shop_add/call"
+    text = json.dumps(message if edge == "mcp" else {"arguments": {"id": "1"}}).encode()
     free = LOCAL + table("permissions", level="full_access") + items.table()
     gateway = await make_gateway(free + principal("ann"))
     await offers(gateway)

@@ -132,9 +132,9 @@ async def test_updates_of_a_resource_reach_its_principal_and_no_other(
 
 
 PREVIEWS: list[tuple[Any, dict[str, str], str]] = [
-    ("handshake", {}, "principal"),
-    ("handshake", {"session": "shared"}, "shared"),
-    ("modern", {}, "shared"),  # it has no state
+    ("2025", {}, "principal"),
+    ("2025", {"session": "shared"}, "shared"),
+    ("2026", {}, "shared"),  # it has no state
 ]
 
 
@@ -183,7 +183,7 @@ async def shown(client: Speaker, gateway: Running) -> tuple[str, str, str]:
     return row["status"], health["status"], "".join(errors[:1])
 
 
-@pytest.mark.parametrize(("era", "lazy"), [("handshake", True), ("modern", False)])
+@pytest.mark.parametrize(("era", "lazy"), [("2025", True), ("2026", False)])
 async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
     make_gateway: GatewayMaker, era: Any, lazy: bool
 ) -> None:
@@ -217,7 +217,7 @@ async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
 
 async def test_a_dead_server_is_shown_by_processes_that_have_not_called_it(tmp_path: Path) -> None:
     async with AsyncExitStack() as peers, aiohttp.ClientSession() as http:
-        peer = await peers.enter_async_context(mcp_peer("modern"))
+        peer = await peers.enter_async_context(mcp_peer("2026"))
         text, store = OPEN + peer.table(lazy=True), f"sqlite:///{tmp_path}/gateway.db"
         async with two_gateways(tmp_path, text, store) as gateways:
             client = await Speaker(http, gateways[0].mcp, "2026").meet()

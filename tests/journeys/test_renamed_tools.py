@@ -162,14 +162,14 @@ def test_another_operation_never_answers_to_a_name(
     only_renamed = BuiltDefinition(built(renamed(first)))
     for found, expected in ((after, change is swapped), (only_renamed, True)):
         shop = with_tools(state_with(state, found), found.build.tools)
-        now = assemble(1, Settings(), [shop], former=former)
+        now = assemble(1, Settings(), [shop], former_names=former)
         tool = now.find(now.tools, "shop_get_order", 29 * DAY)
         assert (tool is not None and tool.method == "GET") is (expected and bool(former))
         assert now.find(now.tools, "shop_get_order", 31 * DAY) is None
 
 
 def state_with(state: ConnectionState, found: BuiltDefinition) -> ConnectionState:
-    return replace(state, found=found)
+    return replace(state, built=found)
 
 
 def prefixed(peer: Provider, prefix: str) -> str:
@@ -234,7 +234,7 @@ async def test_a_tool_that_was_renamed_on_one_replica_is_on_the_other(
         await until(lambda: "store_get_order" in two.app.gateway.snapshot.tools)
         for client in (first, second):
             assert not (await client.call_tool("shop_get_order", {"id": "7"})).is_error
-        assert one.app.gateway.snapshot.former == two.app.gateway.snapshot.former
+        assert one.app.gateway.snapshot.former_names == two.app.gateway.snapshot.former_names
 
 
 async def test_tools_behind_others_and_of_servers_answer_to_their_old_names(

@@ -111,7 +111,8 @@ async def test_pages_from_either_make_one_list_while_tools_come_and_go(
     ):
         put = {"kind": "openapi", "spec": peer.spec}
         await toggled(first, one, two, name="shop", **put)
-        stays = {"shop_get_items", *one.app.gateway.inquiry(Caller(Principal("local"))).view.own}
+        view = one.app.gateway.inquiry(Caller(Principal("local"))).view
+        stays = {"shop_get_items", *view.own_names}
         listed, cursor, come_and_go = list[str](), None, itertools.cycle(["aa", "mm", "zz"])
         for client in itertools.cycle([first, second]):
             page = await client.list_tools(cursor=cursor)

@@ -111,7 +111,7 @@ async def test_background_calls_are_bounded_and_can_be_cancelled(own_shop: Shop)
     assert (cancelled["status"], cancelled["error_code"]) == ("unknown", "outcome_unknown")
 
 
-@pytest.mark.parametrize("era", ["handshake", "modern"])
+@pytest.mark.parametrize("era", ["2025", "2026"])
 async def test_a_write_that_its_caller_cancels_is_cancelled_at_the_server(
     make_gateway: GatewayMaker, era: Era
 ) -> None:

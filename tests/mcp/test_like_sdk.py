@@ -22,7 +22,7 @@ from mcp_types import RequestParamsMeta
 
 from gateway.calls.record import Caller
 from gateway.errors import UnknownTool
-from gateway.model import Principal, Scope
+from gateway.model import Principal, ViewAddress
 from tests.callers import client as client_of
 from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import META, call, hello, modern, post, request, session
@@ -36,13 +36,13 @@ async def sdk_server() -> AsyncIterator[str]:
     toolbox, local = Toolbox(), Principal("local")
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-        page = toolbox.view(local, Scope()).page(params.cursor if params else None)
+        page = toolbox.view(local, ViewAddress()).page(params.cursor if params else None)
         if page is None:
             raise MCPError(types.INVALID_PARAMS, "Invalid cursor")
         return types.ListToolsResult.model_validate(orjson.loads(b"{%b}" % page))
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        known = Caller(local, Scope(), "2026")
+        known = Caller(local, ViewAddress(), "2026")
         try:
             inquiry = toolbox.inquiry(known)
             result = await toolbox.call(inquiry, params.name, params.arguments or {})

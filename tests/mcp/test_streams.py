@@ -10,7 +10,7 @@ from typing import Any
 from gateway.limits import MAX_QUEUED
 from gateway.mcp.messages import Reply
 from gateway.mcp.streams import ClientStream
-from gateway.model import Principal, Scope
+from gateway.model import Principal, ViewAddress
 from gateway.web.guard import EventStream, event_frame
 from tests.peers import soon
 
@@ -51,7 +51,7 @@ class Wire:
 async def running(wire: Wire) -> AsyncIterator[ClientStream]:
     stream = ClientStream(
         Principal("ann"),
-        Scope(),
+        ViewAddress(),
         "",
         None,
         holder="one",

@@ -26,7 +26,7 @@ from gateway.config.settings import Settings
 from gateway.errors import Fixable, UnknownTool
 from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
 from gateway.mcp.endpoint import McpEndpoint
-from gateway.model import Principal, Scope, Tool, digest
+from gateway.model import Principal, Tool, ViewAddress, digest
 from gateway.outbound.client import Egress
 from gateway.policy.view import View
 from gateway.store.cluster import Signals
@@ -67,7 +67,7 @@ class Listing:
     bundle_ids: tuple[str, ...] = ()
     connections: tuple[str, ...] = ()
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    own: frozenset[str] = frozenset()
+    own_names: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,34 +104,34 @@ class Toolbox:
     snapshot: Snapshot = SNAPSHOT
     _listeners: list[Callable[[], None]] = field(default_factory=list)
 
-    def _tools(self, principal: Principal, scope: Scope) -> dict[str, dict[str, Any]]:
-        if scope.kind != "own":
+    def _tools(self, principal: Principal, address: ViewAddress) -> dict[str, dict[str, Any]]:
+        if address.kind != "own":
             return {}
         return {**self.tools, **self.extra.get(principal.name, {})}
 
-    def view(self, principal: Principal, scope: Scope) -> Listing:
-        entries = tuple(orjson.dumps(one) for one in self._tools(principal, scope).values())
+    def view(self, principal: Principal, address: ViewAddress) -> Listing:
+        entries = tuple(orjson.dumps(one) for one in self._tools(principal, address).values())
         return Listing(entries, digest(b"\n".join(entries)), self.page_size)
 
     def serving(self, snapshot: Snapshot, client: str) -> Serving:
         return find_serving({}, client)
 
     def look(
-        self, principal: Principal, scope: Scope, client: str
+        self, principal: Principal, address: ViewAddress, client: str
     ) -> tuple[Snapshot, Listing, Serving]:
-        return self.snapshot, self.view(principal, scope), self.serving(self.snapshot, client)
+        return self.snapshot, self.view(principal, address), self.serving(self.snapshot, client)
 
     def inquiry(self, caller: Caller) -> Inquiry:
-        view = self.view(caller.principal, caller.scope)
+        view = self.view(caller.principal, caller.view_address)
         return Inquiry(cast(Gateway, self), caller, self.snapshot, cast(View, view))
 
     def input_schema(self, inquiry: Inquiry, name: str) -> bytes | None:
-        found = self._tools(inquiry.principal, inquiry.caller.scope).get(name)
+        found = self._tools(inquiry.principal, inquiry.caller.view_address).get(name)
         return None if found is None else orjson.dumps(found["inputSchema"])
 
     async def call(self, inquiry: Inquiry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         context = inquiry.caller
-        if name not in self._tools(context.principal, context.scope):
+        if name not in self._tools(context.principal, context.view_address):
             raise UnknownTool(name)
         self.calls.append((name, arguments, context))
         match name:

@@ -9,7 +9,7 @@ import pytest
 from gateway.catalog.snapshot import ConnectionState, assemble
 from gateway.config.file import parse_settings
 from gateway.config.settings import Settings
-from gateway.model import Level, Principal, Scope
+from gateway.model import Level, Principal, ViewAddress
 from gateway.policy.view import make_view, servers_of_view, usable_capabilities
 from tests.configs import table
 
@@ -17,7 +17,8 @@ API = table("connections.api", kind="openapi", spec="api.json")
 BARE = 'prefix = ""'
 WHOLE_BUNDLE = table("bundles.whole", connections=["one"])
 BUNDLES = WHOLE_BUNDLE + table("bundles.some", connections=["one"], deny=["delete_*"])
-OWN, WHOLE, SOME = Scope(), Scope("bundles", ("whole",)), Scope("bundles", ("some",))
+OWN = ViewAddress()
+WHOLE, SOME = ViewAddress("bundles", ("whole",)), ViewAddress("bundles", ("some",))
 
 
 def server(name: str, more: str = "") -> str:
@@ -25,7 +26,7 @@ def server(name: str, more: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "scope", "access", "expected"),
+    ("text", "address", "access", "expected"),
     [
         (server("one", BARE), OWN, "read-write", (["one"], True)),
         (server("one", BARE), OWN, "read-only", (["one"], True)),
@@ -40,10 +41,10 @@ def server(name: str, more: str = "") -> str:
     ],
 )
 def test_a_view_has_the_servers_it_holds_whole(
-    text: str, scope: Scope, access: Level, expected: tuple[list[str], bool]
+    text: str, address: ViewAddress, access: Level, expected: tuple[list[str], bool]
 ) -> None:
     settings = parse_settings(text.encode(), "config.toml")
-    found = _offering(settings, Principal("ann", access=access), scope)
+    found = _offering(settings, Principal("ann", access=access), address)
     assert ([state.name for state in found.servers], found.sole is not None) == expected
 
 
@@ -70,10 +71,10 @@ def test_a_server_may_ask_for_what_the_client_offers_and_an_untrusted_one_its_us
     assert usable_capabilities(capabilities, state) == expected
 
 
-def _offering(settings: Settings, principal: Principal, scope: Scope) -> Any:
+def _offering(settings: Settings, principal: Principal, address: ViewAddress) -> Any:
     states = [
         ConnectionState(name, connection, "config", status="connected")
         for name, connection in settings.connections.items()
     ]
     snapshot = assemble(1, settings, states)
-    return servers_of_view(snapshot, principal, make_view(snapshot, principal, scope, ()))
+    return servers_of_view(snapshot, principal, make_view(snapshot, principal, address, ()))

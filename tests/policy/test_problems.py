@@ -15,7 +15,7 @@ from tests.policy.values import connection, snapshot, tool
 
 SHOP = replace(
     connection("shop", tool("shop", "get_book"), replace(tool("shop", "add_book"), capability="w")),
-    found=BuiltDefinition(Build("openapi-3.0", "Shop", "https://x.example")),
+    built=BuiltDefinition(Build("openapi-3.0", "Shop", "https://x.example")),
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
-from gateway.model import OWN_TOOL_NAMES, Principal, Scope, Tool
+from gateway.model import OWN_TOOL_NAMES, Principal, Tool, ViewAddress
 from gateway.policy.view import View, make_view, why_hidden, why_own_hidden
 from gateway.web.own_tools import OWN_TOOLS
 from tests.configs import table
@@ -40,16 +40,16 @@ CONFIG = (
 )
 
 
-OWN = Scope()
+OWN = ViewAddress()
 
 
-def seen(role: str | None, scope: Scope = OWN, admin: bool = False) -> View:
+def seen(role: str | None, address: ViewAddress = OWN, admin: bool = False) -> View:
     now = snapshot(SHOP, DESK, config=CONFIG)
-    return make_view(now, Principal("ann", admin=admin, role=role), scope, OWN_TOOLS)
+    return make_view(now, Principal("ann", admin=admin, role=role), address, OWN_TOOLS)
 
 
-def bundles(*names: str) -> Scope:
-    return Scope("bundles", names)
+def bundles(*names: str) -> ViewAddress:
+    return ViewAddress("bundles", names)
 
 
 @pytest.mark.parametrize("pattern", ["get_book", "read_*"])
@@ -58,15 +58,15 @@ def test_a_bundle_denies_an_operation_under_all_its_names(pattern: str) -> None:
     bundle = table("bundles.b", connections=["shop"], deny=[pattern])
     now = snapshot(connection("shop", book), config=f'{bundle}[capabilities]\nats = "shop"')
     assert set(now.tools) == {"shop_get_book", "ats_read_book"}
-    assert not make_view(now, Principal("ann"), bundles("b"), OWN_TOOLS).direct
+    assert not make_view(now, Principal("ann"), bundles("b"), OWN_TOOLS).direct_tools
 
 
 @pytest.mark.parametrize(
-    ("role", "scope", "direct", "meta"),
+    ("role", "address", "direct", "meta"),
     [
         (None, OWN, EVERYTHING, ""),
-        ("clerk", Scope(), "desk_get_seat shop_get_book", ""),
-        ("nobody", Scope(), "", ""),
+        ("clerk", ViewAddress(), "desk_get_seat shop_get_book", ""),
+        ("nobody", ViewAddress(), "", ""),
         ("chief", bundles("all_shop"), "shop_add_book shop_del_book shop_get_book", ""),
         ("chief", bundles("all_shop", "no_deletes"), "shop_add_book shop_get_book", ""),
         ("chief", bundles("reading", "no_deletes"), "desk_get_seat shop_get_book", ""),
@@ -77,22 +77,24 @@ def test_a_bundle_denies_an_operation_under_all_its_names(pattern: str) -> None:
         ("clerk", bundles("all_shop"), "", ""),
         ("clerk", bundles("reading", "all_shop"), "", ""),
         ("chief", bundles("unknown"), "", ""),
-        ("clerk", Scope("step", ("opening", "morning")), "desk_get_seat shop_get_book", ""),
-        ("clerk", Scope("step", ("opening", "evening")), "", ""),
-        ("clerk", Scope("step", ("closing", "morning")), "", ""),
-        ("chief", Scope("step", ("opening", "morning")), "", ""),
-        (None, Scope("step", ("opening", "morning")), "", ""),
+        ("clerk", ViewAddress("step", ("opening", "morning")), "desk_get_seat shop_get_book", ""),
+        ("clerk", ViewAddress("step", ("opening", "evening")), "", ""),
+        ("clerk", ViewAddress("step", ("closing", "morning")), "", ""),
+        ("chief", ViewAddress("step", ("opening", "morning")), "", ""),
+        (None, ViewAddress("step", ("opening", "morning")), "", ""),
     ],
     ids=str,
 )
 def test_bundles_roles_and_routes_decide_what_is_seen(
-    role: str | None, scope: Scope, direct: str, meta: str
+    role: str | None, address: ViewAddress, direct: str, meta: str
 ) -> None:
-    found = seen(role, scope)
-    assert (" ".join(sorted(found.direct)), " ".join(sorted(found.meta))) == (direct, meta)
+    found = seen(role, address)
+    assert " ".join(sorted(found.direct_tools)) == direct
+    assert " ".join(sorted(found.meta_tools)) == meta
 
 
-EVERYWHERE = [OWN, Scope("step", ("opening", "morning")), bundles("unknown"), bundles("large")]
+MORNING = ViewAddress("step", ("opening", "morning"))
+EVERYWHERE = [OWN, MORNING, bundles("unknown"), bundles("large")]
 EVERYWHERE += [bundles(one, other) for one in BUNDLES for other in BUNDLES]
 
 
@@ -102,15 +104,15 @@ def test_whatever_is_not_listed_has_a_reason_and_nothing_else_has(role: str, tru
     desk = replace(DESK, settings=DESK.settings.model_copy(update={"trust": trust}))
     now = snapshot(SHOP, desk, config=CONFIG, choices={("ann", "shop"): "read-only"})
     ann = Principal("ann", role=role)
-    for scope in EVERYWHERE:
-        found = make_view(now, ann, scope, OWN_TOOLS)
+    for address in EVERYWHERE:
+        found = make_view(now, ann, address, OWN_TOOLS)
         for each in now.tools.values():
             said = why_hidden(now, ann, found, now.connections[each.connection], each)
-            assert bool(said) == (each.name not in found.direct), (scope, each.name, said)
+            assert bool(said) == (each.name not in found.direct_tools), (address, each.name, said)
         for own in OWN_TOOLS:
             said = why_own_hidden(own, now, ann, found)
-            assert not said or own.name not in found.own or own.audience == "meta"
-            assert said or own.name in found.own
+            assert not said or own.name not in found.own_names or own.audience == "meta"
+            assert said or own.name in found.own_names
         if trust == "untrusted" and "reading" in found.bundle_ids:
             said = why_hidden(now, ann, found, desk, None)
             assert said.startswith("desk is untrusted: bundle ")
@@ -119,12 +121,12 @@ def test_whatever_is_not_listed_has_a_reason_and_nothing_else_has(role: str, tru
 def test_the_gateways_own_tools_are_listed_where_they_belong() -> None:
     admins = {"put_connection", "delete_connection", "refresh_tools"}
     meta = {"mcp_list_tools", "mcp_search_tools", "mcp_get_tool_schema", "mcp_call_tool"}
-    assert seen(None).own >= {"list_dynamic_tools", "list_connections", "read_result"}
-    assert not seen(None).own & (admins | meta)
-    assert seen(None, admin=True).own >= admins
-    assert seen("chief", bundles("all_shop")).own == {"read_result"}
-    assert seen("chief", bundles("hidden")).own == {"read_result", *meta}
-    assert seen("clerk", Scope("step", ("opening", "evening"))).own == frozenset()
+    assert seen(None).own_names >= {"list_dynamic_tools", "list_connections", "read_result"}
+    assert not seen(None).own_names & (admins | meta)
+    assert seen(None, admin=True).own_names >= admins
+    assert seen("chief", bundles("all_shop")).own_names == {"read_result"}
+    assert seen("chief", bundles("hidden")).own_names == {"read_result", *meta}
+    assert seen("clerk", ViewAddress("step", ("opening", "evening"))).own_names == frozenset()
 
 
 def paged(names: list[str], size: int, cursor: str | None = None) -> tuple[list[str], str | None]:
@@ -144,7 +146,7 @@ def test_pages_put_together_are_the_list(size: int) -> None:
         page, cursor = paged([f"get_{n}" for n in range(60)], size, cursor)
         assert 0 < len(page) <= size
         listed += page
-    own = seen(None).own
+    own = seen(None).own_names
     assert listed == [*sorted(own), *sorted(f"shop_get_{n}" for n in range(60))]
 
 
@@ -163,7 +165,7 @@ def test_while_tools_come_and_go_none_is_listed_twice_and_none_that_stays_is_lef
             break
     assert cursor is None
     assert len(listed) == len(set(listed))
-    assert {*seen(None).own, *(f"shop_{name}" for name in stays)} <= set(listed)
+    assert {*seen(None).own_names, *(f"shop_{name}" for name in stays)} <= set(listed)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_the_digest_changes_exactly_with_the_list() -> None:
     assert seen(None).digest == seen(None).digest
     assert seen(None).digest != seen("clerk").digest
     assert seen(None).digest != seen(None, admin=True).digest
-    assert seen("clerk").digest != seen("clerk", Scope("step", ("opening", "morning"))).digest
+    assert seen("clerk").digest != seen("clerk", ViewAddress("step", ("opening", "morning"))).digest
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_an_untrusted_connection_is_reached_by_meta_bundles_that_name_tools(
     wild = connection("wild", tool("wild", "get_x"), trust="untrusted")
     now = snapshot(wild, config=f'[bundles.b]\nconnections = ["wild"]\n{bundle}')
     found = make_view(now, Principal("ann"), bundles("b"), OWN_TOOLS)
-    assert {*found.direct, *found.meta} == reached
+    assert {*found.direct_tools, *found.meta_tools} == reached
 
 
 def test_no_connection_takes_a_name_of_the_gateway_or_of_another() -> None:

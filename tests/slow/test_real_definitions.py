@@ -125,7 +125,7 @@ async def test_calls_made_up_from_listed_schemas_are_as_the_definition_wants_the
 
 @dataclass(frozen=True)
 class Gateway:
-    """The gateway's doors, as a program uses them."""
+    """The gateway's edges, as a program uses them."""
 
     session: aiohttp.ClientSession
     mcp: str

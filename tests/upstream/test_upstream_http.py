@@ -38,7 +38,7 @@ async def test_tools_of_all_pages_are_listed(era: Era, json_response: bool) -> N
         tools = await ups.list_tools("up")
         assert [tool["name"] for tool in tools] == list(peer.tools)
         assert [tool["inputSchema"] for tool in tools] == list(peer.tools.values())
-        assert peer.versions == {"2026-07-28" if era == "modern" else "2025-11-25"}
+        assert peer.versions == {"2026-07-28" if era == "2026" else "2025-11-25"}
 
 
 RESULTS: list[tuple[str, dict[str, Any]]] = [
@@ -198,7 +198,7 @@ async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
 
 
 async def test_arguments_that_the_upstream_wants_in_headers_are_learnt_when_it_refuses() -> None:
-    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+    async with mcp_peer("2026") as peer, upstreams(http("up", peer.url)) as ups:
         assert await ups.text("region", region="eu") == "eu"
         assert peer.calls == ["region"]
         assert await ups.text("region", region="us") == "us"

@@ -56,7 +56,7 @@ async def test_call_does_not_wait_for_a_long_rest_to_end_when_the_upstream_is_ba
             for _ in range(20):  # each failure makes the next rest longer
                 assert await failure(ups, "up") == ("upstream_unreachable", False)
                 await asyncio.sleep(0.025)
-        async with mcp_peer("modern", port=port), asyncio.timeout(60):
+        async with mcp_peer("2026", port=port), asyncio.timeout(60):
             await asyncio.sleep(0.03)
             assert await ups.text("echo", text="back") == "back"
 
@@ -104,7 +104,7 @@ async def test_upstream_killed_during_a_call_may_have_got_it() -> None:
 
 async def test_calls_over_the_bound_are_refused_at_once_and_only_there() -> None:
     async with (
-        mcp_peer("modern") as peer,
+        mcp_peer("2026") as peer,
         upstreams(http("full", peer.url), http("other", peer.url)) as ups,
     ):
         calls = [
@@ -182,25 +182,25 @@ async def test_a_change_is_told_and_a_burst_of_notices_once(era: Era) -> None:
 
 async def test_lazy_upstream_is_met_at_its_first_use() -> None:
     async with (
-        mcp_peer("modern") as peer,
+        mcp_peer("2026") as peer,
         upstreams(http("lazy", peer.url, lazy=True), http("eager", peer.url)) as ups,
     ):
         await ups.list_tools("eager")
-        assert ups.status("lazy").state == "idle"
+        assert ups.listing_link("lazy").state == "idle"
         assert peer.methods.count("server/discover") == 1
         assert await ups.text("echo", "lazy", text="hi") == "hi"
-        assert ups.status("lazy").state == "connected"
+        assert ups.listing_link("lazy").state == "connected"
 
 
 async def test_lazy_child_that_failed_is_started_again_at_its_next_use() -> None:
     async with upstreams(stdio("lazy", "--crash", lazy=True)) as ups:
         for _ in range(2):
             assert await failure(ups, "lazy") == ("upstream_unreachable", False)
-            await until(lambda: ups.status("lazy").state == "idle")
+            await until(lambda: ups.listing_link("lazy").state == "idle")
 
 
 async def test_same_settings_again_change_nothing() -> None:
-    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+    async with mcp_peer("2026") as peer, upstreams(http("up", peer.url)) as ups:
         await ups.list_tools("up")
         ups.replace("up", http("up", peer.url))
         await ups.list_tools("up")
@@ -226,7 +226,7 @@ async def test_closing_leaves_no_task_behind(era: Era) -> None:
 
 
 async def test_listener_that_failed_is_told_the_next_time() -> None:
-    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+    async with mcp_peer("2026") as peer, upstreams(http("up", peer.url)) as ups:
         heard: asyncio.Queue[str] = asyncio.Queue()
 
         def failing(name: str) -> None:

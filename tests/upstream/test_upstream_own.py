@@ -50,7 +50,7 @@ class Troubles:
 
 
 async def test_a_server_of_2025_is_told_whether_the_clients_of_its_session_offer_sampling() -> None:
-    async with upstreams(stdio("up", "--era", "handshake")) as ups:
+    async with upstreams(stdio("up", "--era", "2025")) as ups:
 
         async def offered(who: str | None, **capabilities: Any) -> tuple[str, int]:
             asked: dict[str, Any] = {"principal": who, "hooks": Hooks(capabilities=capabilities)}
@@ -66,7 +66,7 @@ async def test_a_server_of_2025_is_told_whether_the_clients_of_its_session_offer
 
 
 async def test_a_server_of_2026_has_one_session_of_a_principal_whatever_its_clients_offer() -> None:
-    async with upstreams(stdio("up", "--era", "modern")) as ups:
+    async with upstreams(stdio("up", "--era", "2026")) as ups:
         await ups.list_tools("up")
         able = Hooks(capabilities={"sampling": dict[str, Any]()})
         again = await ups.text("pid", principal="ann", hooks=able)
@@ -76,11 +76,11 @@ async def test_a_server_of_2026_has_one_session_of_a_principal_whatever_its_clie
 @pytest.mark.parametrize(
     ("era", "configured", "stateless", "sharing", "sessions"),
     [
-        ("handshake", None, False, "principal", 3),
-        ("handshake", "shared", False, "shared", 1),
-        ("handshake", None, True, "shared", 0),
-        ("modern", None, False, "shared", 0),
-        ("modern", "principal", False, "principal", 0),
+        ("2025", None, False, "principal", 3),
+        ("2025", "shared", False, "shared", 1),
+        ("2025", None, True, "shared", 0),
+        ("2026", None, False, "shared", 0),
+        ("2026", "principal", False, "principal", 0),
     ],
 )
 async def test_who_has_a_session_of_its_own_over_http(
@@ -93,7 +93,7 @@ async def test_who_has_a_session_of_its_own_over_http(
         await ups.list_tools("up")
         for who in ("ann", "bob", "ann"):
             await ups.text("echo", text="hi", principal=who)
-        assert ups.status("up").sharing == sharing
+        assert ups.listing_link("up").sharing == sharing
         ids = {headers.get("mcp-session-id") for headers in peer.headers} - {None}
         assert len(ids) == sessions
 
@@ -169,7 +169,7 @@ async def test_child_that_nobody_used_for_long_is_ended_and_started_again_when_n
 
 async def test_server_is_told_that_a_session_ends_when_it_is_idle_and_not_during_a_call() -> None:
     pace = replace(QUICK, unused=0.02)
-    async with mcp_peer("handshake") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
+    async with mcp_peer("2025") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         call = asyncio.create_task(ups.text("slow", principal="ann"))
         await until(peer.entered.is_set)
         await ups.text("echo", text="hi", principal="bob")
@@ -193,8 +193,8 @@ async def test_killed_child_costs_its_principal_one_call_and_the_others_nothing(
 
 async def test_replaced_connection_lets_calls_finish_and_ends_the_sessions_of_principals() -> None:
     async with (
-        mcp_peer("handshake") as old,
-        mcp_peer("handshake") as new,
+        mcp_peer("2025") as old,
+        mcp_peer("2025") as new,
         upstreams(http("up", old.url)) as ups,
     ):
         call = asyncio.create_task(ups.text("slow", principal="ann"))
@@ -227,17 +227,17 @@ async def test_dead_server_is_told_of_by_the_first_call_that_fails_and_again_whe
         with pytest.raises(UpstreamFailed):
             await ups.text("echo", text="hi", principal=who)
         assert await troubles.next() == ("up", "upstream_unreachable")
-        assert ups.status("up").error is not None
+        assert ups.listing_link("up").error is not None
         told.names.clear()
         async with mcp_peer(era, port=port):
             assert await told.next() == "up"
             assert len(await ups.list_tools("up")) == 10
-            assert ups.status("up").error is None
+            assert ups.listing_link("up").error is None
 
 
 async def test_server_that_no_longer_answers_is_told_of_soon_after_the_call_that_waited() -> None:
     pace = replace(QUICK, doubt=0.2)
-    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
+    async with mcp_peer("2026") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         troubles = Troubles(ups)
         await ups.list_tools("up")
         peer.frozen = True
@@ -248,7 +248,7 @@ async def test_server_that_no_longer_answers_is_told_of_soon_after_the_call_that
 
 async def test_slow_tool_of_a_server_that_is_well_is_no_trouble() -> None:
     pace = replace(QUICK, doubt=1.0)
-    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
+    async with mcp_peer("2026") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         troubles = Troubles(ups)
         await ups.list_tools("up")
         listed = peer.methods.count("tools/list")
@@ -296,10 +296,10 @@ async def test_server_of_both_eras_is_spoken_to_in_the_one_that_is_configured(
         for who in (None, "ann"):
             await ups.text("echo", text="hi", principal=who)
         assert peer.versions == {version}
-        assert ups.status("up").sharing == ("principal" if version < "2026" else "shared")
+        assert ups.listing_link("up").sharing == ("principal" if version < "2026" else "shared")
 
 
-@pytest.mark.parametrize(("protocol", "era"), [("2025", "modern"), ("2026", "handshake")])
+@pytest.mark.parametrize(("protocol", "era"), [("2025", "2026"), ("2026", "2025")])
 async def test_server_that_does_not_speak_the_configured_era_says_which_key_to_change(
     protocol: Any, era: Any
 ) -> None:
@@ -314,18 +314,18 @@ async def test_server_that_does_not_speak_the_configured_era_says_which_key_to_c
 async def test_server_that_begins_to_keep_sessions_is_met_anew() -> None:
     port = free_port()
     async with AsyncExitStack() as first, upstreams() as ups:
-        server = mcp_peer("handshake", port=port, stateless=True)
+        server = mcp_peer("2025", port=port, stateless=True)
         peer = await first.enter_async_context(server)
         ups.replace("up", http("up", peer.url))
         troubles = Troubles(ups)
         await ups.text("echo", text="hi", principal="ann")
-        assert ups.status("up").sharing == "shared"
+        assert ups.listing_link("up").sharing == "shared"
         await first.aclose()
         with pytest.raises(UpstreamFailed):
             await ups.text("echo", text="hi", principal="ann")
         await troubles.next()
-        async with mcp_peer("handshake", port=port):
-            await until(lambda: ups.status("up").sharing == "principal")
+        async with mcp_peer("2025", port=port):
+            await until(lambda: ups.listing_link("up").sharing == "principal")
             assert await ups.text("echo", text="hi", principal="ann") == "hi"
 
 
@@ -352,8 +352,8 @@ async def test_server_whose_door_refuses_everything_is_trouble(status: int) -> N
 
 async def test_server_that_was_replaced_troubles_nobody_any_more() -> None:
     port = free_port()
-    async with AsyncExitStack() as first, mcp_peer("modern") as new, upstreams() as ups:
-        old = await first.enter_async_context(mcp_peer("handshake", port=port))
+    async with AsyncExitStack() as first, mcp_peer("2026") as new, upstreams() as ups:
+        old = await first.enter_async_context(mcp_peer("2025", port=port))
         ups.replace("up", http("up", old.url))
         call = asyncio.create_task(ups.call("up", "slow", {}, principal="ann"))
         await until(old.entered.is_set)

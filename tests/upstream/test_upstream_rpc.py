@@ -28,8 +28,8 @@ from gateway.upstream.protocol import (
 from gateway.upstream.session import NOT_OFFERED, answer, ask_until_complete, extend_on_progress
 from tests.raising import raises
 
-MODERN = Peer("modern", "2026-07-28")
-HANDSHAKE = Peer("handshake", "2025-11-25")
+MODERN = Peer("2026", "2026-07-28")
+HANDSHAKE = Peer("2025", "2025-11-25")
 DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
 INITIALIZED = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s"}}
 UNKNOWN = RpcFailed("up", {"code": -32601, "message": "Method not found"})
@@ -63,16 +63,16 @@ class Script:
 @pytest.mark.parametrize(
     ("remembered", "discover", "initialize", "era", "asked"),
     [
-        (None, [DISCOVERED], [], "modern", ["discover"]),
-        ("modern", [DISCOVERED], [], "modern", ["discover"]),
-        ("handshake", [], [INITIALIZED], "handshake", ["initialize"]),
-        (None, [UNKNOWN], [INITIALIZED], "handshake", FIRST_ONE),
-        (None, [ANY_STATUS], [INITIALIZED], "handshake", FIRST_ONE),
-        (None, [SLOW], [INITIALIZED], "handshake", FIRST_ONE),
-        (None, [{}], [INITIALIZED], "handshake", FIRST_ONE),
-        (None, [{"supportedVersions": ["2025-11-25"]}], [INITIALIZED], "handshake", FIRST_ONE),
-        ("handshake", [DISCOVERED], [OTHER_VERSION], "modern", ["initialize", "discover"]),
-        (None, [SLOW, DISCOVERED], [OTHER_VERSION], "modern", [*FIRST_ONE, "discover"]),
+        (None, [DISCOVERED], [], "2026", ["discover"]),
+        ("2026", [DISCOVERED], [], "2026", ["discover"]),
+        ("2025", [], [INITIALIZED], "2025", ["initialize"]),
+        (None, [UNKNOWN], [INITIALIZED], "2025", FIRST_ONE),
+        (None, [ANY_STATUS], [INITIALIZED], "2025", FIRST_ONE),
+        (None, [SLOW], [INITIALIZED], "2025", FIRST_ONE),
+        (None, [{}], [INITIALIZED], "2025", FIRST_ONE),
+        (None, [{"supportedVersions": ["2025-11-25"]}], [INITIALIZED], "2025", FIRST_ONE),
+        ("2025", [DISCOVERED], [OTHER_VERSION], "2026", ["initialize", "discover"]),
+        (None, [SLOW, DISCOVERED], [OTHER_VERSION], "2026", [*FIRST_ONE, "discover"]),
     ],
 )
 async def test_upstream_is_met_in_the_era_it_speaks(
@@ -170,9 +170,9 @@ async def test_every_question_of_an_upstream_gets_an_answer(
 def test_result_loses_only_what_belongs_to_this_hop(
     result: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    assert without_envelope(deepcopy(result), "modern") == kept
+    assert without_envelope(deepcopy(result), "2026") == kept
     kept.pop("resultType", None)
-    assert without_envelope(result, "handshake") == kept
+    assert without_envelope(result, "2025") == kept
 
 
 async def test_progress_gives_a_request_its_seconds_again_and_never_fewer() -> None:

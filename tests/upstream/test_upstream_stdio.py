@@ -36,9 +36,9 @@ async def test_child_is_met_in_the_era_it_speaks(era: str) -> None:
     async with upstreams(stdio("up", "--era", era)) as ups:
         tools = await ups.list_tools("up")
         assert "echo" in [tool["name"] for tool in tools]
-        peer = ups.status("up").peer
+        peer = ups.listing_link("up").peer
         assert peer is not None
-        assert peer.version == ("2026-07-28" if era == "modern" else "2025-06-18")
+        assert peer.version == ("2026-07-28" if era == "2026" else "2025-06-18")
         hi = {"content": [{"type": "text", "text": "hi"}]}
         assert await ups.call("up", "echo", {"text": "hi"}) == hi
 

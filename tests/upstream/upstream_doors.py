@@ -24,7 +24,7 @@ QUICK = Pace(first_rest=0.05, longest_rest=0.2, stable=0.5, patience=0.5, poll=3
 
 
 OPTIONS = {"hooks", "principal", "deadline"}
-both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
+both_eras = pytest.mark.parametrize("era", ["2026", "2025"])
 
 
 def free_port() -> int:

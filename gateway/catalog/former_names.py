@@ -75,9 +75,9 @@ def _is_taken(current: Snapshot, name: FormerName) -> bool:
     if name.name not in current.tools:
         return False
     tool, state = _holder(current, name), current.connections.get(name.connection)
-    if tool is None or state is None or state.found is None:
+    if tool is None or state is None or state.built is None:
         return True
-    return operation_of(state.found, tool) != name.operation
+    return operation_of(state.built, tool) != name.operation
 
 
 def _holder(current: Snapshot, name: FormerName) -> Tool | None:
