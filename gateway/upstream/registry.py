@@ -2,7 +2,7 @@
 
 Each has its own links with their own bounds, so that an upstream which is slow, dead or talkative
 costs callers of the others nothing. Callers name a connection and a method; sessions, eras,
-transports and reconnection stay behind this door. One session of each upstream lists what there is.
+transports and reconnection stay in here. One session of each upstream lists what there is.
 Where the upstream keeps state between requests (a child process, a session id), requests of
 principals go over sessions of their own: else one principal would see what another has opened. The
 number of these sessions is bounded; the one that was idle longest makes room, and ends by itself
