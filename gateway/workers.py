@@ -190,7 +190,8 @@ async def _exchange(reader: Process, job: Job) -> JobResult:
     assert reader.stdin is not None and reader.stdout is not None
     body = msgspec.msgpack.encode(job)
     try:
-        reader.stdin.write(LENGTH.pack(len(body)) + body)
+        reader.stdin.writelines((LENGTH.pack(len(body)), body))
+        del body  # as large as the definition: not kept while that is read
         await reader.stdin.drain()
     except RuntimeError as error:  # uvloop raises it for a pipe that is closed already
         raise BrokenPipeError(str(error)) from error
