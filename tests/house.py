@@ -69,7 +69,7 @@ class House:
         found: dict[str, Module] = {}
         for path in sorted(self._folder.rglob("*.py")):
             parts = path.relative_to(self._folder).with_suffix("").parts
-            if "node_modules" in parts:
+            if not {"node_modules", ".venv"}.isdisjoint(parts):  # see the Makefile
                 continue
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text(encoding="utf-8")
