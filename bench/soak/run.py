@@ -1,7 +1,7 @@
 """One soak: fifty clients of both eras and those who run the gateway, for minutes, with faults.
 
-First each errand is run once, so that pools and caches are there: what is open then, with nobody
-connected, is what must be left at the end.
+First each client runs its errand once, so that pools and caches are there: what is open then, with
+nobody connected, is what must be left at the end.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ async def soak(folder: Path, store: str, seconds: float) -> Course:
 
 
 async def _rehearse(around: World, tally: Tally) -> None:
-    """Every errand once, at the same time; and as many sessions as are remembered."""
+    """Every client's errand once, at the same time; and as many sessions as are remembered.
+
+    Every client's: a server over standard streams has a process for each principal who used it.
+    """
     async with AsyncExitStack() as stack:
-        crowd = await _crowd(stack, around, tally, at_most=1)
+        crowd = await _crowd(stack, around, tally)
         await asyncio.gather(*(once(one, errand) for one, errand, _ in crowd))
         one, _, _ = crowd[0]
         for _ in range(MAX_REMEMBERED // AT_ONCE + 1):
@@ -93,12 +96,12 @@ async def _under_load(around: World, looking: Watch, tally: Tally, seconds: floa
 
 
 async def _crowd(
-    stack: AsyncExitStack, around: World, tally: Tally, at_most: int = 1000
+    stack: AsyncExitStack, around: World, tally: Tally
 ) -> list[tuple[Client, Errand, float]]:
     """The clients of both eras and the admins, each with its own errand."""
     found, eras, callers = [], cycle(ERAS), cycle(CALLERS)
     for number, (errand, count, pause) in enumerate((*CLIENTS, *ADMINS)):
-        for place in range(min(count, at_most)):
+        for place in range(count):
             who = "ann" if number >= len(CLIENTS) else next(callers)
             who = "seeker" if errand is errands.seeks else who
             who = "ann" if errand is errands.looks_at_the_console else who

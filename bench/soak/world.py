@@ -2,7 +2,7 @@
 
 `shop` behaves. `shaky` answers 500, resets, says nothing or sends garbage. `far` is an MCP server
 that is restarted now and then, `child` one over standard streams that is killed. What is kept is
-kept for a minute only, so that sweeping happens many times within a run.
+kept for a minute only and swept every few seconds, many times within a run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ SLOW_SECONDS = 0.5
 BIG_BYTES = 40_000
 MAX_OUTPUT_BYTES = 16_384
 CALLERS = tuple(f"caller{n}" for n in range(8))
+# By itself it sweeps every five minutes.
+GATEWAY = """
+from gateway.cli import main
+from gateway.store import housekeeping
+housekeeping.LONGEST_PAUSE_SECONDS = 6.0
+main()
+"""
 MEMORY = 200  # what peers remember of requests is theirs to forget
 
 
@@ -89,7 +96,7 @@ async def world(folder: Path, store: str) -> AsyncIterator[World]:
             text = config(store, shop, far.url, "first")
             config_file, log = folder / "config.toml", folder / "gateway.log"
             await asyncio.to_thread(config_file.write_text, text, encoding="utf-8")
-            command = ("-m", "gateway", "serve", "--config", str(config_file), "--port", "0")
+            command = ("-c", GATEWAY, "serve", "--config", str(config_file), "--port", "0")
             with log.open("w+b") as file:
                 async with running(*command, log=file) as gateway:
                     yield World(folder, store, gateway, shop, far, log)

@@ -15,7 +15,7 @@ from bench.soak.samples import Sample
 from bench.soak.verdict import Course, judged
 
 SECONDS = float(os.environ.get("GATEWAY_SOAK_SECONDS", "75"))
-TABLES = """executions results ended_sessions validations standing_grants buckets
+TABLES = """executions results ended_sessions validations standing_grants windows
 signals"""
 ROWS = dict.fromkeys(TABLES.split(), 50)
 IDLE = Sample(0.0, 130.0, 40, 15, 2, 20, 0, 0, 0, 0, 0, 5.0, ROWS)
