@@ -198,7 +198,7 @@ def whole_schema(tool: Tool) -> bytes:
 
 def without_constants(schema: bytes) -> bytes:
     """The schema as people see it."""
-    return orjson.dumps(_strip(orjson.loads(schema))) if CONSTANTS.encode() in schema else schema
+    return json_text(_strip(orjson.loads(schema))) if CONSTANTS.encode() in schema else schema
 
 
 def _strip(value: Any) -> Any:
@@ -429,10 +429,15 @@ encode_build = msgspec.msgpack.Encoder().encode  # between processes and for the
 decode_build = msgspec.msgpack.Decoder(Build).decode
 
 
+def json_text(value: object) -> bytes:
+    """The JSON text of a value, to be kept: what orjson returns takes at least four kilobytes."""
+    return b"%b" % orjson.dumps(value)
+
+
 def json_bytes(value: object) -> bytes:
     """A value as JSON, also where orjson can't write it."""
     try:
-        return orjson.dumps(value)
+        return json_text(value)
     except TypeError:  # huge integers, lone surrogates; the blank tells `json_value`
         return b" " + json.dumps(value, separators=(",", ":")).encode("ascii")
 

@@ -27,7 +27,7 @@ from gateway.limits import (
     PLAIN_STEP_BYTES,
     SUMMARY_CHARS,
 )
-from gateway.model import Tool
+from gateway.model import Tool, json_text
 from gateway.naming import cut
 
 Part = dict[str, Any]  # a schema that has no references and alternatives itself; its parts may
@@ -59,7 +59,7 @@ def forms_of(entry: bytes) -> dict[str, bytes]:
     bare = {key: value for key, value in whole.items() if key != "outputSchema"}
     plain = {**bare, "inputSchema": plain_schema(whole["inputSchema"])}
     forms = {"plain": plain, "bare": bare}
-    return {form: orjson.dumps(value) for form, value in forms.items() if value != whole}
+    return {form: json_text(value) for form, value in forms.items() if value != whole}
 
 
 def plain_input(tool: Tool) -> Any:

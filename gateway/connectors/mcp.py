@@ -35,6 +35,7 @@ from gateway.model import (
     Tool,
     UpstreamOperation,
     Wrap,
+    json_text,
 )
 from gateway.naming import (
     description_of,
@@ -213,7 +214,7 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         listed_tool["outputSchema"] = _output_to_list(output)
     if annotations := _annotations(raw, source, override.access):
         listed_tool["annotations"] = annotations
-    entry = orjson.dumps({**listed_tool, **_extras(raw, source)})
+    entry = json_text({**listed_tool, **_extras(raw, source)})
     tool = Tool(
         name=name,
         local_name=local,
@@ -226,11 +227,11 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         trust=source.trust,
         title=_title(raw),
         description=description,
-        input_schema=orjson.dumps(schema),
+        input_schema=json_text(schema),
         entry=entry,
         tokens=token_cost(orjson.dumps(listed_tool)),  # of what a model reads
         upstream=target,
-        output_schema=None if output is None else orjson.dumps(output),
+        output_schema=None if output is None else json_text(output),
         keywords=" ".join(schema.get("properties", {})),
         forms=forms_of(entry),
     )

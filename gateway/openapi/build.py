@@ -29,6 +29,7 @@ from gateway.model import (
     Skipped,
     Source,
     Tool,
+    json_text,
     pack,
     without_constants,
 )
@@ -47,7 +48,6 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.inputs import Content, OperationContext, Raw, Slot
-from gateway.openapi.keywords import json_text
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Schemas
 from gateway.plain import forms_of

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from gateway import limits
+from gateway.model import json_text
 from gateway.naming import cut
 from gateway.openapi import keywords
 from gateway.openapi.document import Unusable, mapping
@@ -56,7 +57,7 @@ def whole_input(text: bytes, schemas: Schemas) -> bytes:
     if definitions is None:
         return b""
     if len(text) + _size(definitions) > limits.MAX_SCHEMA_BYTES:
-        text = keywords.json_text(_without_words(orjson.loads(text)))
+        text = json_text(_without_words(orjson.loads(text)))
         definitions = {name: _thin(schemas, name, math.inf)[0] for name in definitions}
     return keywords.join_defs(text, definitions)
 
@@ -158,7 +159,7 @@ def _thin(schemas: Schemas, name: str, levels: float) -> tuple[bytes, tuple[str,
     """A definition without words, and below `levels` without optional properties."""
     cached = schemas.thinner.get((name, levels))
     if cached is None:
-        text = keywords.json_text(_thin_out(orjson.loads(schemas.definition(name).text), levels))
+        text = json_text(_thin_out(orjson.loads(schemas.definition(name).text), levels))
         cached = schemas.thinner[name, levels] = (text, schemas.refs_in(text))
     return cached
 
@@ -174,7 +175,7 @@ def _thin_root(root: Mapping[str, Any], schemas: Schemas, room: int) -> tuple[by
     text, most, is_cut = b"", 0, False
     for levels, words in _LEVELS:
         root = _without_words(root, levels, words)
-        text = keywords.json_text(root)
+        text = json_text(root)
         most = most or len(text)
         is_cut = len(text) < most if words else is_cut
         if len(text) + _size(_bare_definitions(schemas.refs_in(text), schemas, {}, room)) <= room:

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from gateway import limits
 from gateway.blocklist import may_reroute
-from gateway.model import OWN_HEADERS, Parameter, ParameterPlace, Source, Style
+from gateway.model import OWN_HEADERS, Parameter, ParameterPlace, Source, Style, json_text
 from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
     FORM,
@@ -33,7 +33,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.keywords import DYNAMIC_SCHEMAS, json_text
+from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 from gateway.openapi.schema import ReportIssue, Schema, Schemas, drop_echo
 
 Raw = Mapping[str, Any]

@@ -19,6 +19,7 @@ import jsonschema_rs
 import orjson
 
 from gateway.limits import INPUT_BYTES, MAX_WIDTH, PATTERN_BYTES
+from gateway.model import json_text
 from gateway.openapi.document import Document, Unusable, mapping, sequence, text_of
 from gateway.plain import fits
 
@@ -181,11 +182,6 @@ def join_defs(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
     entries = b",".join(b'"%b":%b' % (name.encode(), part) for name, part in definitions.items())
     comma = b"" if text == b"{}" else b","
     return b'%b%b"$defs":{%b}}' % (text[:-1], comma, entries)
-
-
-def json_text(value: Any) -> bytes:
-    """The JSON text of a value, to be kept: what orjson returns takes at least four kilobytes."""
-    return bytes(memoryview(orjson.dumps(value)))
 
 
 def stub_of(text: bytes) -> bytes:

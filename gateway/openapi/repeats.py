@@ -16,10 +16,9 @@ from typing import Any
 import orjson
 
 from gateway.limits import PREVIEW_CHARS, REPEATED_CHARS, REPEATED_OPERATIONS
-from gateway.model import Source, Tool
+from gateway.model import Source, Tool, json_text
 from gateway.naming import sentences, words_for_model
 from gateway.openapi.document import Operation, mapping
-from gateway.openapi.keywords import json_text
 
 _WARNS = re.compile(
     "deprecat|obsolete|sunset|danger|destr|irrever|irrevoc|permanent|undone|caution|warning|careful"

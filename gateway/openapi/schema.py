@@ -21,11 +21,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_WIDTH, NAME_CHARS
-from gateway.model import CONSTANTS, Severity
+from gateway.model import CONSTANTS, Severity, json_text
 from gateway.naming import ENUM_NAMES, phrase, property_description
 from gateway.openapi import keywords
 from gateway.openapi.document import Document, Unusable, is_internal, mapping, sequence
-from gateway.openapi.keywords import json_text, usable_pattern
+from gateway.openapi.keywords import usable_pattern
 
 Schema = dict[str, Any] | bool
 ReportIssue = Callable[[Severity, str], None]  # takes a problem that a person should know of
