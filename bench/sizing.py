@@ -146,7 +146,7 @@ async def by_upstream(peer: Measured, folder: Path) -> list[Row]:
     url = f"http://127.0.0.1:{peer.port}/mcp"
     far = {f"far{n}": f'kind = "mcp"\nurl = "{url}"' for n in range(50)}
     child = f'args = ["{ROOT / "tests" / "stdio_peer.py"}"]\ncommand = "{sys.executable}"'
-    near = {f"near{n}": f'kind = "mcp"\ntransport = "stdio"\n{child}' for n in range(10)}
+    near = {f"near{n}": f'kind = "mcp"\ntransport = "stdio"\n{child}' for n in range(40)}
     found = []
     for words, upstreams in (("over HTTP", far), ("over standard streams", near)):
         memory, more = await _with(folder / words, {**_apis(peer, 1, 10), **upstreams})

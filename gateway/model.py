@@ -32,6 +32,7 @@ Severity = Literal["error", "warning", "info"]
 ParameterPlace = Literal["path", "query", "header", "cookie"]
 Separated = Literal["spaceDelimited", "pipeDelimited", "tabDelimited"]
 Style = Literal["form", "simple", "label", "matrix", "deepObject", Separated]
+Result = dict[str, Any]  # of a tool's call, as MCP writes it
 
 RISK_OF_ACCESS: Mapping[Access, Risk] = {
     "read": "none",
@@ -412,11 +413,6 @@ def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(elicitation, Mapping):
         return ()
     return tuple(mode for mode in ("form", "url") if mode in elicitation) or ("form",)
-
-
-# --- answers --------------------------------------------------------------------------------------
-
-Result = dict[str, Any]  # of a tool's call, as MCP writes it
 
 
 # --- as bytes -------------------------------------------------------------------------------------

@@ -27,17 +27,7 @@ import orjson
 
 from gateway import limits
 from gateway.markup import plain_text
-from gateway.model import (
-    OWN_TOOL_NAMES,
-    Access,
-    Nameable,
-    Override,
-    Problem,
-    Source,
-    Tool,
-    digest,
-    json_text,
-)
+from gateway.model import OWN_TOOL_NAMES, Access, Nameable, Override, Problem, Source, Tool, digest
 
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -273,7 +263,7 @@ def description_of(source: Source, text: str, note: str = "") -> str:
 def rename_tool(tool: Tool, name: str) -> Tool:
     """The same tool under another name."""
     texts = {"full": tool.entry, **tool.forms}
-    forms = {form: json_text({**orjson.loads(texts[form]), "name": name}) for form in texts}
+    forms = {form: orjson.dumps({**orjson.loads(texts[form]), "name": name}) for form in texts}
     entry = forms.pop("full")
     return replace(tool, name=name, entry=entry, tokens=token_cost(entry), forms=forms)
 

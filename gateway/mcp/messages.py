@@ -11,7 +11,6 @@ the client to read.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NoReturn, TypeGuard, TypeVar
@@ -165,7 +164,7 @@ class Reply:
         self.on_leave: list[Callable[[], None]] = []
         self._send = send
         self._started = self._closed = False
-        self._queue: deque[bytes] = deque()
+        self._queue: list[bytes] = []
         self._sender: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -182,7 +181,7 @@ class Reply:
         try:
             while self._queue:
                 async with asyncio.timeout(limits.SEND_SECONDS):
-                    await self._send_frame(self._queue.popleft())
+                    await self._send_frame(self._queue.pop(0))
         except (TimeoutError, OSError):
             self.give_up_client()
         finally:
@@ -204,7 +203,7 @@ class Reply:
             self._watcher = asyncio.create_task(self._watch_connection(receive))
 
     async def _watch_connection(self, receive: Receive) -> None:
-        while True:
+        while not self._closed:
             try:
                 async with asyncio.timeout(limits.PING_SECONDS):
                     message = await receive()
@@ -213,7 +212,6 @@ class Reply:
                 continue
             if message["type"] == "http.disconnect":
                 self.give_up_client()
-                return
 
     def stop_watching(self) -> None:
         """Stops watching the connection."""

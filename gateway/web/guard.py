@@ -239,16 +239,15 @@ class EventStream(Response):
         self._rest = rest
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
-        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_await_close(receive))]
+        reader_left = asyncio.create_task(_await_close(receive))
+        reader_left.add_done_callback(lambda _: self._woken.set())
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._write(send, reader_left.done)
         finally:
             self._leave()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            reader_left.cancel()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, has_left: Callable[[], bool]) -> None:
         last_sent = time.monotonic()
 
         async def say(body: bytes) -> None:
@@ -262,7 +261,7 @@ class EventStream(Response):
         with suppress(TimeoutError, OSError):  # the reader takes nothing, or has gone
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await say(b"retry: 2000\n\n")
-            while await self._step(say):
+            while not has_left() and await self._step(say):
                 if time.monotonic() - last_sent > limits.PING_SECONDS:
                     await say(PING)
                 await asyncio.sleep(self._rest())
