@@ -95,9 +95,8 @@ class Approvals:
     # --- for callers ------------------------------------------------------------------------------
 
     async def obtain(self, attempt: Attempt, target: Target) -> ApprovalOrAnswer:
-        """The approval that the call is to use up; None where it needs none.
-
-        A result where the call goes on without this request. Raises where no person allowed it.
+        """The approval that the call is to use up, None where it needs none; and a result where
+        the call goes on without this request. Raises where no person allowed it.
         """
         if grant := await self._find_grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"

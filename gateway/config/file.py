@@ -319,7 +319,7 @@ class ConfigWatch:
         settings, nothing = self.adjust(written), self.adjust(Settings())
         # Nobody means to lose everything. Defaults that are written out are something.
         is_empty = _is_empty(written.model_dump(exclude_unset=True))
-        if text is None or (is_empty and nothing != self.current):
+        if text is None or (is_empty and settings == nothing != self.current):
             words = "is not there, or is empty: the settings read last stay in force"
             raise ConfigInvalid([f"{self.config.name} {words}"])
         refuse_parts(settings, str(self.config))

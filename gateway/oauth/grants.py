@@ -242,4 +242,4 @@ class Grants:
             body: Any = self._seal.decrypt_json(padded.encode("ascii", "replace"))
         except (InvalidToken, ValueError):
             return None
-        return body if body.get("kind") == kind else None
+        return body if isinstance(body, dict) and body.get("kind") == kind else None

@@ -71,8 +71,7 @@ class Seal:
         return self.encrypt(json_bytes(value))
 
     def decrypt_json(self, token: bytes) -> object:
-        value: object = json_value(self.decrypt(token))
-        return value
+        return json_value(self.decrypt(token))
 
     def seal_values(self, purpose: str, *values: object) -> str:
         """Values for a client to hand back; a text sealed for one purpose opens for no other."""

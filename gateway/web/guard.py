@@ -239,15 +239,16 @@ class EventStream(Response):
         self._rest = rest
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
-        reader_left = asyncio.create_task(_await_close(receive))
-        reader_left.add_done_callback(lambda _: self._woken.set())
+        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_await_close(receive))]
         try:
-            await self._write(send, reader_left.done)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._leave()
-            reader_left.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _write(self, send: Send, has_left: Callable[[], bool]) -> None:
+    async def _write(self, send: Send) -> None:
         last_sent = time.monotonic()
 
         async def say(body: bytes) -> None:
@@ -261,7 +262,7 @@ class EventStream(Response):
         with suppress(TimeoutError, OSError):  # the reader takes nothing, or has gone
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await say(b"retry: 2000\n\n")
-            while not has_left() and await self._step(say):
+            while await self._step(say):
                 if time.monotonic() - last_sent > limits.PING_SECONDS:
                     await say(PING)
                 await asyncio.sleep(self._rest())
@@ -336,10 +337,10 @@ async def _read_parts(request: Request, body: bytes) -> Form:
         raise HTTPException(400, "The form can't be read.") from None
     try:
         return {
-            name: part if isinstance(part, str) else (await part.read()).decode("utf-8-sig")
-            for name, part in form.multi_items()
+            key: (part.encode() if isinstance(part, str) else await part.read()).decode("utf-8-sig")
+            for key, part in form.multi_items()
         }
-    except UnicodeDecodeError:
-        raise HTTPException(400, "The file is not text in UTF-8.") from None
+    except UnicodeError:  # also halves of letters, of which some charsets make text
+        raise HTTPException(400, "The form or its file is not text in UTF-8.") from None
     finally:
         await form.close()

@@ -87,6 +87,11 @@ async def test_a_configuration_that_is_gone_is_told_of_and_its_settings_stay(
     await until(lambda: gateway.app.health.config_problem is None)
 
 
+async def test_a_name_without_keys_is_something(gateway: Running) -> None:
+    edit(gateway.config, "[roles.nobody]\n")
+    await until(lambda: "nobody" in gateway.app.gateway.snapshot.settings.roles)
+
+
 @pytest.mark.parametrize("is_mounted", [False, True])
 async def test_an_edit_is_applied_at_once_after_the_start_and_whatever_changes_beside_the_file(
     make_gateway: GatewayMaker, tmp_path: Path, is_mounted: bool

@@ -8,8 +8,9 @@ import aiohttp
 import pytest
 
 from tests.conftest import Running, gateway_on
+from tests.mcp.raw import ACCEPT
 from tests.oauth.conftest import NewPerson
-from tests.oauth.people import OAUTH, TOKENS, Kept, Person, Program, sdk_auth, sdk_client
+from tests.oauth.people import OAUTH, TOKENS, Kept, Person, Program, form_of, sdk_auth, sdk_client
 
 
 @pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
@@ -77,6 +78,35 @@ async def test_a_token_opens_its_own_address_and_nothing_else(
     }
     said = await person.sent_back(program.link(resource="https://elsewhere.example/mcp"))
     assert said["error"] == "invalid_target" and said["iss"] == gateway.url
+
+
+async def test_what_was_sealed_for_another_use_is_no_token(
+    person: Person, program: Program
+) -> None:
+    token = (await program.sign_in(person))["access_token"]
+    params = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "x", "version": "1"}}
+    params["capabilities"] = {}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    headers = ACCEPT | {"authorization": f"Bearer {token}"}
+    met = await program.http.post("/mcp", json=body, headers=headers)
+    await program.register()  # anew: the person is asked again
+    page = (await person.http.get(program.link())).text
+    asked = form_of(page, "/oauth/consent")["request"]
+    for sealed in (asked, *person.http.cookies.values(), met.headers["mcp-session-id"]):
+        assert await program.status(sealed) == await program.status(sealed, "/api/v1/tools") == 401
+        assert (await program.refresh(sealed)).json()["error"] == "invalid_grant"
+        assert (await program.exchange(sealed)).json()["error"] == "invalid_grant"
+        fields = {"token": sealed, "client_id": program.id}
+        assert (await program.http.post("/oauth/revoke", data=fields)).status_code == 200
+
+
+async def test_a_form_whose_charset_makes_halves_of_letters_is_refused(program: Program) -> None:
+    part = 'content-disposition: form-data; name="code_verifier"\r\n\r\n+2AA-'  # half of a letter
+    headers = {"content-type": "multipart/form-data; boundary=x; charset=utf-7"}
+    answer = await program.http.post(
+        "/oauth/token", content=f"--x\r\n{part}\r\n--x--\r\n", headers=headers
+    )
+    assert answer.status_code == 400 and "UTF-8" in answer.text
 
 
 async def test_a_code_works_once_and_its_second_use_revokes_what_it_gave(
