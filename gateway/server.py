@@ -36,6 +36,7 @@ from gateway.limits import (
     KEEP_ALIVE_SECONDS,
     LONGEST_RESTART_SECONDS,
     MOMENT_SECONDS,
+    STEP_BYTES,
     TURN_AWAY_SECONDS,
 )
 from gateway.system import ON_WINDOWS, hear_signal, signal_number
@@ -47,6 +48,7 @@ log = structlog.get_logger("gateway")
 AT_ONCE = signal_number("SIGQUIT")  # sent to workers by their parent, at its second signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
 READY = b"Gateway ready: "
+HEAD_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 GOOD_EXITS = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal: the worker was only just starting
 
 
@@ -202,16 +204,18 @@ def _collect_rarely() -> None:
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with deadlines: for the head of a request, and for a slow reader.
+    """uvicorn's protocol with bounds: for the head of a request, and for a slow reader.
 
     uvicorn waits for ever for both. Here a connection that was opened, or has begun a request, has
     `seconds` to complete its head, and a client that stopped reading has `seconds` to go on. Bodies
     have a deadline where they are read; the rest of a request that was answered before it was
-    complete has one here. An offer to change to another protocol is ignored.
+    complete has one here. An offer to change to another protocol is ignored. A head has to fit two
+    readings of the connection, and so has all else of a request that is no body.
     """
 
     seconds: float
     _in_head = False
+    _head_bytes = 0  # of readings since a request began or its body went on
 
     def connection_made(self, transport: Any) -> None:
         joined: Any = JoinedWrites(self.loop, transport)
@@ -228,22 +232,32 @@ class PatientProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.cycle is None or not self.cycle.more_body:  # a request begins here
             data = without_upgrade(data)
+        self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head:
             self._request.start()
+        if self._head_bytes > STEP_BYTES and self.cycle is not None and self.cycle.more_body:
+            self.transport.close()
+        elif self._head_bytes > STEP_BYTES and self._in_head:
+            self.transport.write(HEAD_TOO_LONG)
+            self.transport.close()
         if self.parser is not None and self.parser.should_upgrade():
             # The offer came in pieces, and the parser stopped at it: it would take a body for a
             # request.
             self.send_400_response("Changing to another protocol is not possible here.")
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._request.stop()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

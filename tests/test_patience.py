@@ -1,4 +1,4 @@
-"""Deadlines of a connection: for a request's head, for its rest, and for who does not read."""
+"""Bounds of a connection: for a request's head, for its rest, and for who does not read."""
 
 from __future__ import annotations
 
@@ -103,6 +103,21 @@ async def test_the_rest_of_a_request_that_was_refused_has_its_time_too() -> None
         writer.write(request(body=b"x" * 2000)[:-10])
         assert (await soon(reader.read())).startswith(b"HTTP/1.1 413")
         writer.close()
+
+
+LINES = b"a: b\r\n" * 7_000
+
+
+@pytest.mark.parametrize("more", [LINES, b"x" * 40_000], ids=["lines", "one line"])
+async def test_a_head_without_end_is_refused_and_what_follows_a_body_too(more: bytes) -> None:
+    head = request(body=b"", connection="close")[:-2]
+    chunked = request(body=b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    async with served(5.0) as port:
+        said = await told(port, [head, b"long: ", more, more])
+        assert said.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert await told(port, [chunked, b"2\r\nhi\r\n0\r\nlong: ", more, more]) == b""
+        fits = await told(port, [head, b"long: ", more, b"\r\n\r\n"])
+        assert fits.endswith(b"POST 0 ")
 
 
 async def told(port: int, pieces: list[bytes]) -> bytes:
