@@ -92,9 +92,10 @@ def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
     if not NAME_PATTERN.fullmatch(name):
         words = f"{name!r} is not a connection's name"
         raise Fixable("connection_invalid", words, f"Use {NAME_RULE}.")
-    if where := _first_variable(values, ""):
-        words = f"{where}: environment references are read from config.toml only"
-        raise Fixable("connection_invalid", words, "Send the value itself; it is stored sealed.")
+    for pattern, why in _NO_VALUES.items():
+        if where := _first_match(pattern, values, ""):
+            hint = "Send the value itself; it is stored sealed."
+            raise Fixable("connection_invalid", f"{where}: {why}", hint)
     try:
         return _connection.validate_python(values)
     except ValidationError as error:
@@ -240,13 +241,19 @@ def _expand_text(text: str, environment: Mapping[str, str], where: str, problems
     return VARIABLE.sub(value_of, text)
 
 
-def _first_variable(value: Any, where: str) -> str | None:
+_NO_VALUES = {  # what people send in place of one
+    VARIABLE: "environment references are read from config.toml only",
+    re.compile(r"(^|=)\*{10}(&|$)"): "the stars only show that there is a secret",
+}
+
+
+def _first_match(pattern: re.Pattern[str], value: Any, where: str) -> str | None:
     if isinstance(value, str):
-        return where or "value" if VARIABLE.search(value) and len(value) < 4096 else None
+        return where or "value" if len(value) < 4096 and pattern.search(value) else None
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
     for key, item in value.items() if isinstance(value, Mapping) else ():
-        if found := _first_variable(item, f"{where}.{key}" if where else str(key)):
+        if found := _first_match(pattern, item, f"{where}.{key}" if where else str(key)):
             return found
     return None
 

@@ -103,6 +103,16 @@ def test_variables_expand_once_in_every_string(
             {"kind": "openapi", "spec": "s", "auth": {"type": "bearer", "token": "${HOME}"}},
             "auth.token: environment references are read from config.toml only",
         ),
+        (
+            "shop",
+            {"kind": "openapi", "spec": "http://a/?q=1&key=**********", "base_url": "***"},
+            "spec: the stars only show that there is a secret",
+        ),
+        (
+            "shop",
+            {"kind": "openapi", "spec": "s", "headers": {"X-Key": "**********"}},
+            "headers.X-Key: the stars only show that there is a secret",
+        ),
     ],
 )
 def test_a_wrong_put_is_refused_with_place(name: str, values: dict[str, Any], message: str) -> None:
