@@ -13,10 +13,10 @@ import pytest
 from multidict import CIMultiDict
 
 from tests.callers import Api, api
-from tests.conftest import Running
+from tests.conftest import OPEN, GatewayMaker, Running
 from tests.conftest import shared_gateway as gateway
 from tests.mcp.speakers import Speaker
-from tests.peers import items_api, provider
+from tests.peers import items_api, provider, until
 
 __all__ = ["gateway"]
 
@@ -134,6 +134,48 @@ async def test_a_refresh_that_leads_to_a_private_address_keeps_what_was_served(r
         problem = NOT_ALLOWED.format("169.254.169.254")
         assert (report["status"], report["error"]) == ("failing", problem)
         assert (await rest.call("shop_get_items", id="1"))[1]["success"]
+
+
+REFUSED_SERVERS = ["http://169.254.169.254/", "http://[::1]:9101", "http://a!b"]
+
+
+@pytest.mark.parametrize("server", REFUSED_SERVERS)
+async def test_an_operation_with_a_refused_server_is_skipped_and_the_rest_stays(
+    gateway: Running, rest: Api, server: str
+) -> None:
+    async with provider() as peer:
+        await put(rest, spec=peer.spec)
+        peer.document = items_api(peer.url, "items", "more")
+        peer.document["paths"]["/more/{id}"]["servers"] = [{"url": server}]
+        _, report = await rest("POST", "/connections/shop/refresh")
+        assert (report["status"], report["added"]) == ("connected", [])
+        assert (await put(rest, spec=peer.spec))[0] == 200
+        preview = {"kind": "openapi", "spec": peer.spec}
+        _, shown = await rest("POST", "/connections/preview", preview)
+        assert [tool["operation"] for tool in shown["tools"]] == ["get_items"]
+        assert [skipped["operation"] for skipped in shown["skipped"]] == ["get_more"]
+        assert shown["skipped"][0]["reason"].startswith(("The address of ", "The URL's host "))
+        (skipped,) = gateway.app.gateway.snapshot.connections["shop"].skipped
+        assert (skipped.operation, skipped.tool) == ("get_more", "shop_get_more")
+        assert (await rest.call("shop_get_items", id="1"))[1]["success"]
+
+
+async def test_an_operation_is_a_tool_once_its_server_is_allowed(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with provider() as peer:
+        peer.document = items_api(peer.url, "items", "more")
+        peer.document["paths"]["/more/{id}"]["servers"] = [{"url": "http://[::1]:9101"}]
+        gateway = await make_gateway(OPEN + peer.table())
+        text = gateway.config.read_text("utf-8")
+        async with api(gateway.url) as rest:
+            found = gateway.app.gateway
+            assert len(found.snapshot.connections["shop"].tools) == 1
+            gateway.config.write_text(text.replace('"127.0.0.1/32"', '"127.0.0.1/32", "::1/128"'))
+            await until(lambda: len(found.snapshot.settings.network.allow) == 2)
+            _, report = await rest("POST", "/connections/shop/refresh")
+            assert report["added"] == ["shop_get_more"]
+            assert len(found.snapshot.connections["shop"].tools) == 2
 
 
 async def test_a_body_larger_than_any_is_refused_unread(rest: Api) -> None:
