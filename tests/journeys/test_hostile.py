@@ -108,6 +108,7 @@ async def test_no_operation_draws_credentials_to_another_host(rest: Api) -> None
 
 
 BASE_URLS = ["http://93.184.216.34@127.0.0.1", "http://a.example\r\nX: y", "http://a.example\\@b"]
+BASE_URLS += ["http://[", "http://[x]/"]
 
 
 async def test_a_base_url_that_cannot_be_dialled_is_refused_at_once(rest: Api) -> None:
@@ -176,6 +177,16 @@ async def test_an_operation_is_a_tool_once_its_server_is_allowed(
             _, report = await rest("POST", "/connections/shop/refresh")
             assert report["added"] == ["shop_get_more"]
             assert len(found.snapshot.connections["shop"].tools) == 2
+
+
+@pytest.mark.parametrize("junk", [5, 1.5, True, None, [], {}, ["a"], "", "No Name"], ids=repr)
+async def test_a_name_or_kind_that_is_none_is_refused(rest: Api, junk: Any) -> None:
+    good = {"name": "shop", "kind": "openapi", "spec": DEFINITION}
+    for values in ({**good, "name": junk}, {**good, "kind": junk}, junk):
+        for way in (("POST", "/connections/preview"), ("PUT", "/connections/shop")):
+            assert (await rest(*way, values))[0] == 422, (way, values)
+        arguments = values if isinstance(values, dict) else {"name": junk}
+        assert (await called(rest, "put_connection", arguments))["isError"]
 
 
 async def test_a_body_larger_than_any_is_refused_unread(rest: Api) -> None:
