@@ -267,6 +267,7 @@ class Build:
     instructions: str = ""  # how to use a server, by its own words; words that operations share
     names: Names = "full"  # the form of its tools' names
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
+    refused: tuple[str, ...] = ()  # servers of skipped operations, which the network's rules refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +418,7 @@ def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
 
 # --- as bytes -------------------------------------------------------------------------------------
 
-BUILD_CODEC_VERSION = "5"  # builds stored with another version are built anew
+BUILD_CODEC_VERSION = "6"  # builds stored with another version are built anew
 
 encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # their bytes are compared
 decode_tool = msgspec.msgpack.Decoder(Tool).decode

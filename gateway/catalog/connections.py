@@ -1,4 +1,4 @@
-"""The connections that exist: configured, put, found in Azure; and the rules for a put.
+"""The connections that exist: configured, put, found in Azure; the rules for a put, for addresses.
 
 A connection of Azure's resource group that config.toml or a put already covers is not listed
 twice. A resource that a put made in Azure is removed there again when the put fails, or when the
@@ -7,10 +7,12 @@ connection is deleted; a resource that existed before is not ours to remove.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.azure.arm import name_resources
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
@@ -19,7 +21,7 @@ from gateway.config.connection import ArmConnection, Connection, McpConnection, 
 from gateway.config.file import parse_connection
 from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
-from gateway.model import BuiltDefinition, Problem, RawDefinition
+from gateway.model import Build, BuiltDefinition, Problem, RawDefinition, Skipped
 from gateway.store.catalog import StoredState
 
 
@@ -211,3 +213,40 @@ def refuse_edit(settings: Settings, current: Snapshot) -> None:
     found = untrusted_in_bundles(settings, untrusted)
     if problems := [f"config.toml: {path}: {words}" for path, words in found]:
         raise ConfigInvalid(problems)
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+CheckAddress = Callable[[str], Awaitable[None]]
+
+
+async def refusals(check: CheckAddress, addresses: Collection[str]) -> dict[str, Refused | Fixable]:
+    """The errors of those addresses that may not be dialled or can't be read.
+
+    A name that is unknown now may be known later: every address is judged again when it is dialled.
+    """
+    errors = await asyncio.gather(*map(check, addresses), return_exceptions=True)
+    pairs = zip(addresses, errors, strict=True)
+    return {address: error for address, error in pairs if isinstance(error, Refused | Fixable)}
+
+
+async def without_refused(check: CheckAddress, build: Build) -> Build:
+    """The build without the operations whose own servers, on other hosts than its, are refused."""
+    servers = {tool.name: origin(tool.http.base_url) for tool in build.tools if tool.http}
+    host = urlsplit(build.base_url).hostname
+    others = {server for server in servers.values() if server and urlsplit(server).hostname != host}
+    refused = await refusals(check, sorted(others))
+    skipped = [
+        Skipped(t.operation, t.method, t.path, error.message, t.access, t.name, servers[t.name])
+        for t in build.tools
+        if (error := refused.get(servers.get(t.name, "")))
+    ]
+    gone = {each.tool for each in skipped}
+    tools = tuple(tool for tool in build.tools if tool.name not in gone)
+    return replace(build, tools=tools, skipped=(*build.skipped, *skipped), refused=tuple(refused))
+
+
+def origin(url: str) -> str:
+    """The scheme, host and port of an address."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}" if url else ""

@@ -30,6 +30,7 @@ from cachetools import TTLCache
 
 from gateway import __version__
 from gateway.azure.directory import AzureDirectory
+from gateway.catalog.connections import CheckAddress, origin, refusals, without_refused
 from gateway.catalog.snapshot import prefix_of
 from gateway.config.connection import (
     ArmConnection,
@@ -44,7 +45,7 @@ from gateway.config.connection import (
 from gateway.config.settings import Cache, Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import build_upstream
-from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, UpstreamFailed
+from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, Refused, UpstreamFailed
 from gateway.limits import DEFINITION_CACHE_BYTES, DEFINITION_REDIRECTS, DEFINITION_SECONDS
 from gateway.model import (
     BUILD_CODEC_VERSION,
@@ -108,7 +109,7 @@ class Look:
         return {f"{tool.method} {tool.path}": tool.local_name for tool in tools}
 
     def key(self, definition: RawDefinition) -> str:
-        """A digest of all that shapes a build: the same key, the same tools, on every replica."""
+        """A digest of all that shapes a build beside the network: the same on every replica."""
         version = f"{__version__}/{BUILD_CODEC_VERSION}".encode()
         source = _encode(source_of(self.name, self.settings, self.limits, definition.location))
         return digest(b"\0".join((version, definition.sha256.encode(), source)))
@@ -121,12 +122,15 @@ class Discoverer:
     fetcher: Fetcher
     workers: Workers
     read_upstream: Callable[[str, McpConnection], Awaitable[Listing]]
-    check_address: Callable[[str], Awaitable[None]]
+    check_address: CheckAddress
     azure: AzureDirectory
     prove: Prove
 
     async def discover(self, look: Look) -> BuiltDefinition:
         """The definition built as it is now; the very object `look.previous` if nothing changed."""
+        refused = look.previous.build.refused if look.previous else ()
+        if len(await refusals(self.check_address, refused)) < len(refused):
+            look = replace(look, previous=None)  # an operation can be called that could not be
         settings, previous, session = look.settings, look.previous_definition, None
         if isinstance(settings, OpenApiConnection):
             return await self._discover_openapi(look, settings)
@@ -192,7 +196,7 @@ class Discoverer:
         return await self.fetcher.fetch(manifest, look.previous_definition, max_bytes=max_bytes)
 
     async def rebuild(self, look: Look, definition: RawDefinition) -> BuiltDefinition:
-        """The tools of a definition that is at hand: no network."""
+        """The tools of a definition that is at hand: only their servers' names are looked up."""
         key, previous = look.key(definition), look.previous
         if previous is not None and previous.build_key == key:
             is_same = previous.definition == definition
@@ -203,21 +207,15 @@ class Discoverer:
         else:
             source = replace(source, given=look.short_names)
             build = await self.workers.build(definition.packed, source)
-        return BuiltDefinition(build, definition, key)
+        return BuiltDefinition(await without_refused(self.check_address, build), definition, key)
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:
-        """Refuses a connection whose calls or tokens would go to a forbidden address."""
-        tools = (*build.tools, *build.hidden)
-        targets = {tool.http.base_url for tool in tools if tool.http} | {build.base_url}
+        """Refuses a connection whose own calls or tokens would go to a forbidden address."""
         configured = _configured_addresses(settings)
-        for target in sorted({*map(_origin, targets), *configured} - {""}):
-            try:
-                await self.check_address(target)
-            except GatewayError as error:
-                # A name may resolve later; an address that can't be parsed never will.
-                unreadable = isinstance(error, Fixable) and target in configured
-                if error.code == "access_denied" or unreadable:
-                    raise Fixable("connection_invalid", error.message, error.hint) from error
+        targets = {origin(build.base_url), *configured} - {""}
+        for target, error in (await refusals(self.check_address, sorted(targets))).items():
+            if isinstance(error, Refused) or target in configured:
+                raise Fixable("connection_invalid", error.message, error.hint) from error
 
 
 def _is_on_api_host(settings: OpenApiConnection) -> bool:
@@ -275,11 +273,6 @@ def _build_listing(raw: bytes, source: Source) -> Build:
         problems = (Problem("warning", "auth", words),)
         return replace(build, status="unauthenticated", problems=problems)
     return replace(build, instructions=visible(listing.get("instructions", "")).strip())
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}" if url else ""
 
 
 def _configured_addresses(settings: Connection) -> set[str]:

@@ -126,12 +126,16 @@ def print_preview(report: dict[str, Any], most: int | None = None) -> None:
 async def open_discoverer(
     settings: Settings, rules: Mapping[str, Any], files: Path, folder: Path
 ) -> AsyncIterator[tuple[Discoverer, Workers]]:
-    """A discoverer that reads definitions and servers as the gateway does, until a command ends."""
+    """A discoverer that reads definitions and servers as the gateway does, until a command ends.
+
+    Other servers that a definition names are judged by the configuration's own rules.
+    """
     async with Egress(**rules, folder=files) as egress, Workers(count=1) as workers:
         credentials = Credentials(egress)
         azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
-        async with Upstreams(egress, credentials.upstream_headers) as upstreams:
-            readers = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
+        own_egress = Egress(**settings.network.rules, folder=files)
+        async with own_egress, Upstreams(egress, credentials.upstream_headers) as upstreams:
+            readers = (Fetcher(egress, folder), workers, upstreams.read, own_egress.check)
             yield Discoverer(*readers, azure, partial(prove, credentials)), workers
 
 

@@ -276,10 +276,16 @@ class Connection(Table):
 HTTP_BASE = must_fit(r"https?://[^/\s]+", "must start with http:// or https:// and name a host")
 
 
+def _with_readable_host(url: str) -> str:
+    """The URL; raises ValueError where its host is in brackets, and is no address."""
+    urlsplit(url)
+    return url
+
+
 class OpenApiConnection(Connection):
     kind: Literal["openapi"]
     spec: Annotated[str, must_fit(r"\s*\S", "a path, a URL or the definition itself is needed")]
-    base_url: Annotated[str, HTTP_BASE] | None = None
+    base_url: Annotated[str, HTTP_BASE, AfterValidator(_with_readable_host)] | None = None
     idempotency_header: str | None = None
 
 

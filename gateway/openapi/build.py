@@ -146,7 +146,11 @@ class _Work:
         if operation.problem:
             self.skip(operation, operation.problem, self.base_url)
             return
-        base_url = operations.operation_base_url(operation, self.source, self.base_url)
+        try:
+            base_url = operations.operation_base_url(operation, self.source, self.base_url)
+        except Unusable as error:
+            self.skip(operation, str(error), self.base_url)
+            return
         self.home = self.home or base_url
         exclusion = operations.judge(operation, self.marks, self.source, base_url)
         if reason := operations.foreign_host_reason(self.source, self.home, base_url):

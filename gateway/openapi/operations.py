@@ -178,14 +178,21 @@ def base_url_of(document: Document, source: Source) -> str:
 
 
 def operation_base_url(operation: Operation, source: Source, default: str) -> str:
-    """The operation's base URL: its own server or its path's, unless one is configured."""
+    """The operation's base URL: its own server or its path's, unless one is configured.
+
+    Raises Unusable where it has servers of its own, and none that can be called.
+    """
     if source.base_url:
         return default
     for servers in (operation.raw.get("servers"), operation.item.get("servers")):
         # A relative one counts from the definition, unless the API is at another host than that.
         is_apart = default and _origin(source.location) != _origin(default)
-        if servers and (url := _first_url(servers, f"{default}/" if is_apart else source.location)):
-            return url
+        if own := sequence(servers):
+            if url := _first_url(own, f"{default}/" if is_apart else source.location):
+                return url
+            spelled = cut(text_of(mapping(own[0]).get("url")), 100)
+            if default or "://" in spelled:  # else base_url is needed, whatever it is
+                raise Unusable(f"its server's address can't be used: {spelled}")
     return default
 
 

@@ -203,6 +203,9 @@ class Schemas:
             if key in keywords.PLAIN:
                 if (checked := keywords.PLAIN[key](value)) is not None:
                     result[key] = checked
+                elif key == "enum" and sequence(value):
+                    words = f"the {len(value):,} choices of an input are too many to be checked"
+                    self._report("info", f"{words}: {value[:3]!s:.100}")
             elif key in keywords.ONE_SCHEMA:
                 if isinstance(value, (dict, bool)):
                     result[key] = self.translate(value)

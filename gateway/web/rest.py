@@ -254,7 +254,9 @@ async def refresh_connection(inquiry: Inquiry, name: str) -> Json:
 
 async def preview_connection(inquiry: Inquiry, posted: Any = None) -> Json:
     values = {**_object(posted), "dry_run": True}
-    return await own_tools.put(inquiry, values.pop("name", "preview"), values)
+    if not isinstance(name := values.pop("name", "preview"), str):
+        raise Fixable("invalid_arguments", "name must be a string")
+    return await own_tools.put(inquiry, name, values)
 
 
 def _object(posted: Any) -> Json:

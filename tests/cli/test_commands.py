@@ -18,7 +18,7 @@ from gateway.config.settings import Permissions
 from tests.callers import api, own_call
 from tests.configs import table
 from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
-from tests.peers import provider, soon
+from tests.peers import items_api, provider, soon
 from tests.peers_mcp import mcp_peer
 from tests.processes import COMMAND, gateway_command
 
@@ -201,6 +201,17 @@ async def test_the_demo_is_inspected_by_its_name(tmp_path: Path) -> None:
     code, out, _ = await gateway_command("inspect", "demo", "--json", cwd=tmp_path)
     shown = orjson.loads(out)
     assert (code, shown["connection"], len(shown["tools"])) == (0, "demo", 7)
+
+
+async def test_an_operation_with_a_refused_server_is_skipped_where_a_file_is_inspected(
+    tmp_path: Path,
+) -> None:
+    definition = items_api("http://127.0.0.1:9", "items", "more")
+    definition["paths"]["/more/{id}"]["servers"] = [{"url": "http://169.254.169.254"}]
+    (tmp_path / "local.json").write_bytes(orjson.dumps(definition))
+    _, out, _ = await gateway_command("inspect", "local.json", cwd=tmp_path)
+    assert "skipped  get_more: The address of 169.254.169.254 is not allowed" in out
+    assert "\n1 tools, 1 skipped, 0 problems" in out
 
 
 async def test_an_mcp_server_is_discovered_and_inspected_in_json_alone(tmp_path: Path) -> None:

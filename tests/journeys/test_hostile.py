@@ -13,10 +13,10 @@ import pytest
 from multidict import CIMultiDict
 
 from tests.callers import Api, api
-from tests.conftest import Running
+from tests.conftest import OPEN, GatewayMaker, Running
 from tests.conftest import shared_gateway as gateway
 from tests.mcp.speakers import Speaker
-from tests.peers import items_api, provider
+from tests.peers import items_api, provider, until
 
 __all__ = ["gateway"]
 
@@ -108,6 +108,7 @@ async def test_no_operation_draws_credentials_to_another_host(rest: Api) -> None
 
 
 BASE_URLS = ["http://93.184.216.34@127.0.0.1", "http://a.example\r\nX: y", "http://a.example\\@b"]
+BASE_URLS += ["http://[", "http://[x]/"]
 
 
 async def test_a_base_url_that_cannot_be_dialled_is_refused_at_once(rest: Api) -> None:
@@ -134,6 +135,58 @@ async def test_a_refresh_that_leads_to_a_private_address_keeps_what_was_served(r
         problem = NOT_ALLOWED.format("169.254.169.254")
         assert (report["status"], report["error"]) == ("failing", problem)
         assert (await rest.call("shop_get_items", id="1"))[1]["success"]
+
+
+REFUSED_SERVERS = ["http://169.254.169.254/", "http://[::1]:9101", "http://a!b"]
+
+
+@pytest.mark.parametrize("server", REFUSED_SERVERS)
+async def test_an_operation_with_a_refused_server_is_skipped_and_the_rest_stays(
+    gateway: Running, rest: Api, server: str
+) -> None:
+    async with provider() as peer:
+        await put(rest, spec=peer.spec)
+        peer.document = items_api(peer.url, "items", "more")
+        peer.document["paths"]["/more/{id}"]["servers"] = [{"url": server}]
+        _, report = await rest("POST", "/connections/shop/refresh")
+        assert (report["status"], report["added"]) == ("connected", [])
+        assert (await put(rest, spec=peer.spec))[0] == 200
+        preview = {"kind": "openapi", "spec": peer.spec}
+        _, shown = await rest("POST", "/connections/preview", preview)
+        assert [tool["operation"] for tool in shown["tools"]] == ["get_items"]
+        assert [skipped["operation"] for skipped in shown["skipped"]] == ["get_more"]
+        assert shown["skipped"][0]["reason"].startswith(("The address of ", "The URL's host "))
+        (skipped,) = gateway.app.gateway.snapshot.connections["shop"].skipped
+        assert (skipped.operation, skipped.tool) == ("get_more", "shop_get_more")
+        assert (await rest.call("shop_get_items", id="1"))[1]["success"]
+
+
+async def test_an_operation_is_a_tool_once_its_server_is_allowed(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with provider() as peer:
+        peer.document = items_api(peer.url, "items", "more")
+        peer.document["paths"]["/more/{id}"]["servers"] = [{"url": "http://[::1]:9101"}]
+        gateway = await make_gateway(OPEN + peer.table())
+        text = gateway.config.read_text("utf-8")
+        async with api(gateway.url) as rest:
+            found = gateway.app.gateway
+            assert len(found.snapshot.connections["shop"].tools) == 1
+            gateway.config.write_text(text.replace('"127.0.0.1/32"', '"127.0.0.1/32", "::1/128"'))
+            await until(lambda: len(found.snapshot.settings.network.allow) == 2)
+            _, report = await rest("POST", "/connections/shop/refresh")
+            assert report["added"] == ["shop_get_more"]
+            assert len(found.snapshot.connections["shop"].tools) == 2
+
+
+@pytest.mark.parametrize("junk", [5, 1.5, True, None, [], {}, ["a"], "", "No Name"], ids=repr)
+async def test_a_name_or_kind_that_is_none_is_refused(rest: Api, junk: Any) -> None:
+    good = {"name": "shop", "kind": "openapi", "spec": DEFINITION}
+    for values in ({**good, "name": junk}, {**good, "kind": junk}, junk):
+        for way in (("POST", "/connections/preview"), ("PUT", "/connections/shop")):
+            assert (await rest(*way, values))[0] == 422, (way, values)
+        arguments = values if isinstance(values, dict) else {"name": junk}
+        assert (await called(rest, "put_connection", arguments))["isError"]
 
 
 async def test_a_body_larger_than_any_is_refused_unread(rest: Api) -> None:

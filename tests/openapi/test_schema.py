@@ -228,3 +228,13 @@ def test_answers_keep_what_is_read_only_and_lose_what_is_write_only() -> None:
 def test_an_answer_that_is_too_large_has_no_schema() -> None:
     properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(400)}
     assert only_tool(_answering(an_object(properties))).output_schema is None
+
+
+def test_choices_that_are_too_many_to_be_checked_are_told_of() -> None:
+    choices = [f"choice-{n:06}" for n in range(1_600)]
+    parameter = {"name": "q", "in": "query", "schema": {**STRING, "enum": choices}}
+    build = built(getting(parameter))
+
+    assert schema_of(build.tools[0])["properties"] == {"q": STRING}
+    words = "the 1,600 choices of an input are too many to be checked"
+    assert build.problems == (Problem("info", "GET /a", f"{words}: {choices[:3]}"),)

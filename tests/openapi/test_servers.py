@@ -83,3 +83,27 @@ def test_where_only_operations_name_servers_the_first_one_gets_the_secrets() -> 
     build = built(openapi(paths, servers=[]), location="", carries_secrets=True)
 
     assert [tool.name for tool in build.tools] == ["shop_a", "shop_b"]
+
+
+@pytest.mark.parametrize("url", ["ftp://own.example", "{bad}", "http://127.0.0.1:99999"])
+def test_an_operation_whose_own_server_can_not_be_called_is_skipped(url: str) -> None:
+    paths = {
+        "/a": {"get": operation(operationId="a", servers=[{"url": url}])},
+        "/b": {"servers": [{"url": url}], "get": operation(operationId="b")},
+        "/c": {"get": operation(operationId="c", servers=[])},
+        "/d": {"get": operation(operationId="d", servers=[{"url": url}, {"url": "/v2"}])},
+    }
+
+    build = built(openapi(paths), carries_secrets=True)
+
+    assert [tool.name for tool in build.tools] == ["shop_c", "shop_d"]
+    assert skip_reasons(build) == dict.fromkeys("ab", f"its server's address can't be used: {url}")
+
+
+def test_relative_servers_of_operations_wait_for_a_base_url() -> None:
+    paths = {"/a": {"get": operation(operationId="a", servers=[{"url": "/v2"}])}}
+
+    build = built(openapi(paths, servers=[]), location="")
+
+    assert [tool.name for tool in build.tools] == ["shop_a"]
+    assert [problem.where for problem in build.problems] == ["servers"]
