@@ -352,3 +352,50 @@ async def test_admins_see_and_end_the_sign_ins_of_their_own_people_whatever_the_
         _, own = await bot("GET", "/credentials")
         still = {each["connection"] for each in own["credentials"] if each["signed_in"]}
         assert still == {"all"}
+
+
+PEOPLE = principal("bot", organization="acme") + principal("rob", organization="globex")
+NAMES = ("root", "ann", "gus", "bot", "rob")
+
+
+async def test_calls_of_what_is_for_everybody_are_seen_by_admins_of_their_callers(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with provider() as peer, AsyncExitStack() as stack:
+        peer.document = openapi({"/orders": {"post": operation(operationId="order")}})
+        gateway = await make_gateway(f"{ADMINS}{PEOPLE}{LOCAL}{peer.table(base_url=peer.url)}")
+        asks = [await stack.enter_async_context(api(gateway.url, name)) for name in NAMES]
+        root, ann, gus, bot, rob = asks
+        calls = [(await ask.call("shop_order"))[1]["execution_id"] for ask in (root, bot, rob)]
+        waiting = {each["principal"]: each["id"] for each in await root.pending(3)}
+
+        async def seen(path: str) -> list[list[str]]:
+            key, rows = path.replace("-", "_"), []
+            for ask in (root, ann, gus):
+                found = (await ask("GET", f"/{path}"))[1][key]
+                rows.append(sorted(each["principal"] for each in found))
+            return rows
+
+        everybody = ["bot", "rob", "root"]
+        assert await seen("approvals") == await seen("executions") == [everybody, ["bot"], ["rob"]]
+        for admin, whose, call in ((gus, "bot", calls[1]), (ann, "root", calls[0])):
+            assert (await admin("GET", f"/executions/{call}"))[0] == 404
+            assert (await admin("DELETE", f"/executions/{call}"))[0] == 404
+            for decision in ("approve", "deny", "always_allow"):
+                assert (await admin.decide(decision, waiting[whose]))[0] == 404
+        person = await stack.enter_async_context(visitor(gateway))
+        await person.sign_in(token_of("gus"))
+        cards = (await person.get("/console/approvals")).text
+        assert waiting["rob"] in cards and waiting["bot"] not in cards
+        for admin, whose in ((ann, "bot"), (gus, "rob"), (root, "root")):
+            assert (await admin.decide("always_allow", waiting[whose]))[0] == 200
+        grants = {"standing-grants": [everybody, ["bot"], ["rob"]]}
+        assert {path: await seen(path) for path in grants} == grants
+        # What a gateway recorded that did not note callers' organizations could be anybody's.
+        for call in calls:
+            await root.execution(call, "completed")
+        unsaid = update(tables.executions).values(organization=None)
+        await gateway.app.gateway.db.write(lambda tx: tx.execute(unsaid).rowcount)
+        assert await seen("executions") == [everybody, [], []]
+        assert (await gus("GET", f"/executions/{calls[1]}"))[0] == 404
+        assert (await bot("GET", f"/executions/{calls[1]}"))[0] == 200
