@@ -399,3 +399,30 @@ async def test_calls_of_what_is_for_everybody_are_seen_by_admins_of_their_caller
         assert await seen("executions") == [everybody, [], []]
         assert (await gus("GET", f"/executions/{calls[1]}"))[0] == 404
         assert (await bot("GET", f"/executions/{calls[1]}"))[0] == 200
+
+
+async def test_files_of_the_machine_are_for_admins_of_no_organization(
+    gateway: Running, admins: list[Api], tmp_path: Path
+) -> None:
+    root, _, gus = admins
+    document = json.dumps(openapi({"/orders": {"get": operation(operationId="get")}}))
+    there = tmp_path / "secret.json"
+    there.write_text(document, encoding="utf-8")
+    shop = {"kind": "openapi", "base_url": "http://127.0.0.1:9"}
+    answers = set()
+    for source in (
+        {"spec": str(there)},
+        {"spec": f"{tmp_path}/none.json"},
+        {"kind": "manifest", "manifest": f"{tmp_path}/none.toml"},
+        {"spec": document, "tls": {"ca_file": str(there)}},
+        {"spec": document, "tls": {"cert_file": f"{tmp_path}/none.pem"}},
+    ):
+        values = {**shop, **source} if "kind" not in source else source
+        for method, path in (("POST", "/connections/preview"), ("PUT", "/connections/own")):
+            status, answer = await gus(method, path, values)
+            answers.add((status, answer["error"]["code"], answer["error"]["message"]))
+    words = "an organization's admin may not name files of the gateway's machine"
+    assert answers == {(403, "access_denied", words)}
+    assert (await gus("PUT", "/connections/own", {**shop, "spec": document}))[0] == 200
+    assert (await root("POST", "/connections/preview", {**shop, "spec": str(there)}))[0] == 200
+    assert (await root("PUT", "/connections/shop", {**shop, "spec": str(there)}))[0] == 200
