@@ -16,7 +16,7 @@ from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import values
 from gateway.store.tables import ClientGrant
-from tests.callers import Api, api
+from tests.callers import Api, api, client
 from tests.configs import LOCAL, principal, table, token_of
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import visitor
@@ -356,6 +356,69 @@ async def test_admins_see_and_end_the_sign_ins_of_their_own_people_whatever_the_
 
 PEOPLE = principal("bot", organization="acme") + principal("rob", organization="globex")
 NAMES = ("root", "ann", "gus", "bot", "rob")
+
+
+async def test_permissions_are_for_admins_of_no_organization(make_gateway: GatewayMaker) -> None:
+    rules = {"shop_get": "blocked", "all_get": "confirm", "gone": "blocked", "proxy": "confirm"}
+    auto = {"enabled": True, "tools": ["shop_get", "all_get"]}
+    async with provider() as peer, AsyncExitStack() as stack:
+        peer.document = openapi({"/orders": {"get": operation(operationId="get")}})
+        shops = peer.table(organization="acme") + peer.table("all")
+        written = table("permissions", tools=rules, auto_approve=auto)
+        gateway = await make_gateway(f"{ADMINS}{PEOPLE}{LOCAL}{written}{shops}")
+        asks = [await stack.enter_async_context(api(gateway.url, name)) for name in NAMES]
+        everything = {"tools": {"shop_get": "allowed"}, "level": "full_access"}
+        for method, body in (("PUT", everything), ("DELETE", None)):
+            refused = [await ask(method, "/permissions", body) for ask in asks[1:]]
+            assert {(status, answer["error"]["code"]) for status, answer in refused} == {
+                (403, "access_denied")
+            }
+        seen = [(await ask("GET", "/permissions"))[1] for ask in asks]
+        shown = [(set(each["tools"]), each["auto_approve"]["tools"]) for each in seen]
+        of_acme = ({"shop_get", "all_get", "proxy"}, ["shop_get", "all_get"])
+        of_globex = ({"all_get", "proxy"}, ["all_get"])
+        assert shown == [({*rules}, auto["tools"]), of_acme, of_globex, of_acme, of_globex]
+        gus = await stack.enter_async_context(visitor(gateway))
+        await gus.sign_in(token_of("gus"))
+        page = (await gus.get("/console/access")).text
+        assert "all_get" in page and "shop_get" not in page
+        assert (await gus.post("/console/permissions", level="full_access")).status_code == 403
+        rule = {"tool": "shop_get", "rule": "allowed"}
+        assert (await gus.post("/console/permissions/tools", **rule)).status_code == 403
+        assert (await asks[0]("GET", "/permissions"))[1] == seen[0]
+        assert (await asks[0]("PUT", "/permissions", everything))[0] == 200
+
+
+async def test_what_is_for_everybody_is_for_admins_of_no_organization_to_change(
+    gateway: Running, admins: list[Api]
+) -> None:
+    root, _, gus = admins
+    async with provider() as peer, visitor(gateway) as person:
+        shop = Moving("put", peer, gateway)
+        await shop.give(root, root, on_change="hold_all")
+        assert (await shop.change(root))["held"] == ["shop_get"]
+        [(id, _)] = await changes_of(gus)
+        paths = [f"/changes/{id}/accept", f"/changes/{id}/reject", "/connections/shop/refresh"]
+        asked = [("POST", path) for path in paths] + [("DELETE", "/connections/shop")]
+        refused = [await gus(*each) for each in asked]
+        assert [(s, each["error"]["code"]) for s, each in refused] == [(403, "access_denied")] * 4
+        async with client(gateway.url, "gus") as mcp:
+            for tool, values in (("delete_connection", "name"), ("refresh_tools", "connection")):
+                answer = await mcp.call_tool(tool, {values: "shop"})
+                assert answer.is_error and "for everybody" in str(answer.content)
+        await person.sign_in(token_of("gus"))
+        page = "/console/connections/shop"
+        for action in (f"{page}/refresh", f"{page}/delete", f"/console/changes/{id}"):
+            assert (await person.post(action, decision="accept")).status_code == 403
+        assert (await person.get(f"{page}/edit")).status_code == 403
+        shown = (await person.get(page)).text
+        assert "shop" in shown and "/delete" not in shown and "/refresh" not in shown
+        assert await changes_of(root) == [(id, "held")]
+        status, found = await gus("GET", "/connections/shop")
+        assert status == 200 and "settings" not in found
+        assert "settings" in (await root("GET", "/connections/shop"))[1]
+        assert (await root("POST", f"/changes/{id}/accept"))[0] == 200
+        assert (await root("DELETE", "/connections/shop"))[0] == 200
 
 
 async def test_calls_of_what_is_for_everybody_are_seen_by_admins_of_their_callers(
