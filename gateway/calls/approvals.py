@@ -175,7 +175,7 @@ class Approvals:
     async def _create_approval(self, attempt: Attempt, target: Target) -> Approval:
         """Stores a new approval for this call, pending."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
-        waiting = await store.count_waiting(self.db, now, (principal, ("", ())))
+        waiting = await store.count_waiting(self.db, now, (principal, ("", (), ())))
         if waiting >= limits.CALLS_PER_PRINCIPAL:
             raise Overloaded(
                 "busy",

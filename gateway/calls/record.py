@@ -165,6 +165,7 @@ class Attempt(Struct):
         """The record of a call in this state; `result` is what the caller gets."""
         tool, caller = self.tool, self.caller
         state = self.snapshot.connections.get(tool.connection)
+        owner = state.settings.organization if state else None
         failure = self.redactor.clear_json(error.as_dict()) if error is not None else None
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
@@ -176,7 +177,7 @@ class Attempt(Struct):
             id=self.id,
             tool=tool.name,
             connection=tool.connection,
-            organization=state.settings.organization if state else None,
+            organization=owner or caller.principal.organization or "",
             principal=self.principal,
             status=status,
             access=tool.access,

@@ -45,7 +45,7 @@ from gateway.catalog.connections import (
     refuse_unsafe,
     remove_from_azure,
 )
-from gateway.catalog.discover import Discoverer, Look, is_local, location_of
+from gateway.catalog.discover import Discoverer, Look, file_of, is_local, location_of
 from gateway.catalog.former_names import FormerNames, served_names
 from gateway.catalog.rights import Rights, untrusted_in
 from gateway.catalog.snapshot import (
@@ -170,7 +170,7 @@ class Catalog:
         """The settings of a put, with its values complete; refuses what may not be put."""
         old = self._states.get(name)
         connection = parse_connection(name, values := complete_values(values, old, within))
-        refuse_foreign(within, connection, old)
+        refuse_foreign(within, connection, old, file_of(connection))
         refuse_unsafe(self.current.settings, name, connection)
         refuse_configured(old, connection)
         return connection, values

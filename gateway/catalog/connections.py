@@ -165,22 +165,22 @@ def _is_same_resource(found: Connection, new: Connection | None) -> bool:
 
 
 def refuse_foreign(
-    organization: str | None, connection: Connection, state: ConnectionState | None
+    organization: str | None, new: Connection, state: ConnectionState | None, file: str | None
 ) -> None:
-    """Keeps an admin of an organization to that organization's connections."""
+    """Keeps an admin of an organization to that organization's connections, and off our files."""
     if organization is None:
         return
-    if connection.organization != organization:
+    if new.organization != organization:
         raise Refused(
             "access_denied",
             "you may only put connections of your own organization",
             f'Set organization = "{organization}".',
         )
-    if connection.tls.cert_file:
+    if file or new.tls.cert_file or new.tls.ca_file:
         raise Refused(
             "access_denied",
-            "an organization's admin may not name the gateway's own certificates",
-            "Ask an operator to write the connection into config.toml.",
+            "an organization's admin may not name files of the gateway's machine",
+            "Give a definition's address or text, or ask for the connection in config.toml.",
         )
     if state is not None and state.settings.organization != organization:
         raise Fixable("connection_invalid", "this name can't be used", "Choose another name.")

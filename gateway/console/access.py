@@ -54,7 +54,7 @@ async def access(visit: Visit) -> Response:
         own=[row for row in rows if row["principal"] == me.name],
         levels=get_args(Level),
         rules=RULES,
-        permissions=snapshot.written_permissions,
+        permissions=await rest.get_permissions(inquiry),
         stored=snapshot.stored_permissions is not None,
         # Nobody reads a longer list: the name is copied from the page of tools.
         tool_names=sorted(tools) if len(tools := inquiry.view.tools) <= STORE_ROWS else [],

@@ -145,8 +145,7 @@ async def new(visit: Visit) -> Response:
 
 async def edit(visit: Visit) -> Response:
     """The form of a connection; read only, where the connection is written elsewhere."""
-    visit.inquiry.require_admin()
-    state = visit.inquiry.connection(visit.id)
+    state = own_tools.own_connection(visit.inquiry, visit.id)
     fields = fields_of(state.settings) | {"name": state.name, "revision": str(state.revision)}
     return await form_page(visit, state, fields)
 

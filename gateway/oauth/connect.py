@@ -31,7 +31,7 @@ from gateway.console.pages import html
 from gateway.errors import Fixable
 from gateway.oauth.provider import NoSignIn
 from gateway.oauth.sign_in_pages import SignInPages
-from gateway.policy.access import may_know
+from gateway.policy.access import looks_after, may_know
 from gateway.sign_in.client import (
     AuthorizationServer,
     Secret,
@@ -180,8 +180,8 @@ class Connect:
             )
         if state is None or not may_know(person, state) or not people_sign_in(state.settings.auth):
             raise HTTPException(404, "The connection is no longer there, or needs no sign-in.")
-        if not link.owner and not person.admin:
-            raise HTTPException(403, "Only an admin signs in for everybody.")
+        if not link.owner and not looks_after(person, state):
+            raise HTTPException(403, "Only an admin of the connection signs in for everybody.")
         return Guest(link, session, state)
 
     async def _server(self, guest: Guest) -> AuthorizationServer:

@@ -48,25 +48,36 @@ def may_know(principal: Principal, state: ConnectionState) -> bool:
     return principal.admin and principal.organization is None
 
 
+def looks_after(principal: Principal, state: ConnectionState) -> bool:
+    """Whether the principal is an admin of it; one with an organization is of its own alone."""
+    return principal.admin and principal.organization in (None, state.settings.organization)
+
+
 def oversees(
     snapshot: Snapshot, principal: Principal, connection: str, organization: str | None
 ) -> bool:
-    """Whether the principal may see what others do with a connection while it is of that
-    organization; None: of everybody."""
+    """Whether the principal may see a call that was made there for that organization; None: the
+    connection's of now."""
     if not principal.admin or principal.organization is None:
         return principal.admin
     state = snapshot.connections.get(connection)
-    is_own = organization in (None, principal.organization)
+    if organization is None and state is not None:
+        organization = state.settings.organization
+    is_own = organization == principal.organization
     return is_own and state is not None and may_know(principal, state)
 
 
-def oversight(snapshot: Snapshot, principal: Principal) -> tuple[str, tuple[str, ...]] | None:
-    """The organization and the connections whose rows a principal may see; None: no such bound."""
+def oversight(
+    snapshot: Snapshot, principal: Principal
+) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+    """The organization whose rows a principal may see, the connections where it may, and those of
+    them that are the organization's own; None: no such bound."""
     if principal.admin and principal.organization is None:
         return None
-    states = snapshot.connections.values()
-    names = tuple(state.name for state in states if may_know(principal, state))
-    return principal.organization or "", names  # "": nobody's
+    organization = principal.organization or ""  # "": nobody's
+    known = [state for state in snapshot.connections.values() if may_know(principal, state)]
+    own = tuple(each.name for each in known if each.settings.organization == organization)
+    return organization, tuple(each.name for each in known), own
 
 
 def admin_level(state: ConnectionState) -> Level:

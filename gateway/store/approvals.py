@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from gateway.limits import STORE_ROWS
-from gateway.store import tables
+from gateway.store import database, tables
 from gateway.store.database import Database, get_all, get_one, is_seen, signal, upsert, values
 from gateway.store.ledger import Claim, begin_execution, insert_in, signal_end_in
 from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
@@ -28,9 +28,8 @@ _grants = tables.standing_grants
 _executions = tables.executions
 _changes = tables.changes
 
-# Whose rows someone may see: a principal's own, and those of an organization and its connections;
-# None: of all of them.
-VisibleRows = tuple[str, tuple[str, Sequence[str]] | None]
+# Whose rows someone may see: a principal's own, and those that it oversees.
+VisibleRows = tuple[str, database.Oversight]
 EVERYTHING: VisibleRows = ("", None)
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import MAX_OPERATIONS, STORE_ROWS
 from gateway.model import BuiltDefinition, Level, Problem, RawDefinition, decode_build, encode_build
-from gateway.store import tables
+from gateway.store import database, tables
 from gateway.store.cluster import current_revision, refuse_stale, write_revision
 from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, get_all, get_one, insert_new, is_seen, upsert, values
@@ -38,11 +38,11 @@ _definitions = tables.definitions
 _former = tables.former_names
 _validations = tables.validations
 _changes = tables.changes
-_is_held = _changes.c.status == "held"  # a decision on what is served now, and no history
+_is_held = _changes.c.status == "held"
+# A decision on what is served now, and no history; and what was recorded for everybody.
+_goes_along = _is_held | _changes.c.organization.is_(None)
 _choices = tables.choices
 _permissions = tables.permissions
-
-Oversight = tuple[str, Sequence[str]] | None  # an organization and connections: see `is_seen`
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,28 +301,28 @@ async def list_changes(
     *,
     connection: str | None = None,
     status: ChangeStatus | None = None,
-    oversight: Oversight = None,
+    oversight: database.Oversight = None,
     limit: int = STORE_ROWS,
 ) -> list[Change]:
     """Changes, newest first; where `oversight` is given, of these only."""
     columns = {"connection": connection, "status": status}
     filters = {name: value for name, value in columns.items() if value is not None}
-    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, oversight, _is_held))
+    among = select(_changes).filter_by(**filters).where(is_seen(_changes.c, oversight, _goes_along))
     statement = among.order_by(_changes.c.id.desc()).limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: get_all(tx, statement, Change))
 
 
-async def count_held(db: Database, oversight: Oversight) -> dict[str, int]:
+async def count_held(db: Database, oversight: database.Oversight) -> dict[str, int]:
     """How many changes of each connection wait for a person to accept them."""
     name = _changes.c.connection
-    held = select(name, func.count()).where(_is_held, is_seen(_changes.c, oversight, _is_held))
+    held = select(name, func.count()).where(_is_held, is_seen(_changes.c, oversight, _goes_along))
     statement = held.group_by(name).order_by(name)
     return await db.read(lambda tx: {row[0]: row[1] for row in tx.execute(statement)})
 
 
-async def get_change(db: Database, id: str, oversight: Oversight = None) -> Change | None:
+async def get_change(db: Database, id: str, oversight: database.Oversight = None) -> Change | None:
     """The change of that id; where `oversight` is given, if it is one of these."""
-    among = select(_changes).filter_by(id=id).where(is_seen(_changes.c, oversight, _is_held))
+    among = select(_changes).filter_by(id=id).where(is_seen(_changes.c, oversight, _goes_along))
     return await db.read(lambda tx: get_one(tx, among, Change))
 
 

@@ -398,16 +398,21 @@ def get_all(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
     return [kind(**row._mapping) for row in tx.execute(statement)]
 
 
+# An organization, connections, and those of them that are its own: see `is_seen`. None: no bound.
+Oversight = tuple[str, tuple[str, ...], tuple[str, ...]] | None
+
+
 def is_seen(
-    columns: Any, oversight: tuple[str, Sequence[str]] | None, *are_open: ColumnElement[bool]
+    columns: Any, oversight: Oversight, *go_along: ColumnElement[bool]
 ) -> ColumnElement[bool]:
-    """Whether rows are of these connections, and from when each was this organization's, or
-    everybody's; None: all are. Rows that are open go with the connection."""
+    """Whether rows are of these connections, and were made for this organization. Rows that go
+    along with the connection count too, and on its own ones those that don't say for whom."""
     if oversight is None:
         return true()
-    organization, connections = oversight
-    is_ours = (columns.organization == organization, columns.organization.is_(None))
-    return and_(columns.connection.in_(connections), or_(*is_ours, *are_open))
+    organization, connections, own = oversight
+    is_unsaid = columns.organization.is_(None) & columns.connection.in_(own)
+    is_ours = or_(columns.organization == organization, is_unsaid, *go_along)
+    return and_(columns.connection.in_(connections), is_ours)
 
 
 # --- the tables themselves ------------------------------------------------------------------------

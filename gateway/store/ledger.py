@@ -25,7 +25,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, 
 from gateway.errors import Broken, Fixable, GatewayError, NotApproved
 from gateway.limits import REST_SECONDS, RESULTS_BYTES, STORE_ROWS
 from gateway.model import json_bytes
-from gateway.store import tables
+from gateway.store import database, tables
 from gateway.store.database import (
     Database,
     add_row,
@@ -229,7 +229,7 @@ class Filter:
     idempotency_token: str | None = None
     since: float | None = None
     until: float | None = None  # exclusive
-    oversight: tuple[str, tuple[str, ...]] | None = None  # see `is_seen`
+    oversight: database.Oversight = None
     id: str | None = None  # the beginning of an id
 
 

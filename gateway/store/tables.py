@@ -251,7 +251,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     era: str = ""
     replica: str = ""
     granted: Mapping[str, Any] | None = None  # the standing grant that allowed it: {id, by}
-    organization: str | None = None  # the connection's at that time; None: it was for everybody
+    organization: str | None = None  # the connection's at that time, else the caller's; "": none
 
 
 executions = _table(

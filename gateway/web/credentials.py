@@ -15,9 +15,9 @@ import structlog
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
-from gateway.errors import Fixable, NotFound
+from gateway.errors import Fixable, NotFound, Refused
 from gateway.model import Principal
-from gateway.policy.access import may_know, principal_now
+from gateway.policy.access import looks_after, may_know, principal_now
 from gateway.sign_in.credentials import Account, key_of
 from gateway.store.credentials import list_credentials as list_credentials_of_all
 from gateway.store.tables import Credential
@@ -31,14 +31,13 @@ Json = dict[str, Any]
 async def list_credentials(inquiry: Inquiry) -> Json:
     """The connections that the caller signs in to, and whether the caller has signed in."""
     people, user = inquiry.gateway.people, inquiry.principal
-    own, shared = await people.rows_of(user.name), await people.rows_of("") if user.admin else {}
+    own, ours = await people.rows_of(user.name), await people.rows_of("") if user.admin else {}
     rows = []
     for state in inquiry.connections():
         if people_sign_in(state.settings.auth):
             account = account_of(state, user.name)
-            if account.owner or user.admin:
-                stored = (own if account.owner else shared).get(state.name)
-                rows.append(_row(state, account, stored))
+            if account.owner or looks_after(user, state):
+                rows.append(_row(state, account, (own if account.owner else ours).get(state.name)))
     return {"credentials": rows}
 
 
@@ -82,12 +81,12 @@ async def list_sign_ins(inquiry: Inquiry) -> Json:
 
 def _oversees(inquiry: Inquiry, row: Credential) -> bool:
     """Whether an admin may see a sign-in: those of an organization, of its people, and everybody's
-    where that is good now."""
+    to its own connections where that is good now."""
     admin, state = inquiry.principal, inquiry.snapshot.connections.get(row.connection)
     if admin.organization is None or state is None or not may_know(admin, state):
         return admin.organization is None
     if not row.owner:
-        return account_of(state, "").binding == row.binding
+        return looks_after(admin, state) and account_of(state, "").binding == row.binding
     claimed = Principal(row.owner, organization=row.organization)
     person = principal_now(inquiry.snapshot.settings, claimed)
     return person is not None and person.organization == admin.organization
@@ -112,8 +111,9 @@ def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Accoun
         words = f"nobody signs in to {connection}: its credentials are configured"
         raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")
     account = account_of(state, inquiry.principal.name)
-    if not account.owner:  # it is everybody's
+    if not account.owner and not looks_after(inquiry.principal, state):  # it is everybody's
         inquiry.require_admin()
+        raise Refused("access_denied", "admins of no organization sign in to it", "Ask one.")
     return state, account
 
 

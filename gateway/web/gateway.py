@@ -59,7 +59,7 @@ from gateway.sign_in.credentials import PeopleCredentials
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.credentials import SIGNED
-from gateway.store.database import Database, signal
+from gateway.store.database import Database, Oversight, signal
 from gateway.store.ledger import Filter, get_execution
 from gateway.store.tables import EVENTS, RESULT, Approval, Execution, StandingGrant
 from gateway.web.display import execution_record
@@ -112,13 +112,13 @@ class Inquiry(Struct, frozen=True):
         """Whether the row is the caller's, or one that the caller oversees."""
         return row.principal == self.principal.name or self.oversees(row)
 
-    def oversight(self) -> tuple[str, tuple[str, ...]] | None:
+    def oversight(self) -> Oversight:
         """The organization and the connections whose rows are the caller's business; None: all."""
         return oversight(self.snapshot, self.principal)
 
     def visible_rows(self) -> approvals.VisibleRows:
         """Whose rows the caller may see: its own, and those it oversees."""
-        return self.principal.name, self.oversight() if self.principal.admin else ("", ())
+        return self.principal.name, self.oversight() if self.principal.admin else ("", (), ())
 
     def calls_with(self, principal: str = "", **columns: Any) -> Filter:
         """A filter for those calls that the caller may see and that have these values."""

@@ -24,12 +24,12 @@ from gateway.calls.lookups import LookUp
 from gateway.calls.record import mention_rename
 from gateway.catalog.changes import Report, report_of
 from gateway.catalog.snapshot import ConnectionState
-from gateway.errors import Fixable, NotFound
+from gateway.errors import Fixable, NotFound, Refused
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, STEP_BYTES, STORE_ROWS, SUMMARY_CHARS
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.naming import listed_tokens
 from gateway.plain import in_form, plain_input
-from gateway.policy.access import level, may_know
+from gateway.policy.access import level, looks_after
 from gateway.store import ledger
 from gateway.store.tables import ExecutionStatus
 from gateway.web import display
@@ -188,8 +188,9 @@ async def get_connection(inquiry: Inquiry, name: Name) -> Json:
         "instructions": inquiry.instructions(name),
         "consent_link": await _consent_link(inquiry, state),
     }
-    if inquiry.principal.admin:
+    if looks_after(inquiry.principal, state):
         row["settings"] = display.masked_settings(state.settings)
+    if inquiry.principal.admin:
         row["skipped"] = len(state.skipped)
     return row
 
@@ -201,17 +202,27 @@ async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str 
     return await inquiry.gateway.directory.sign_in_link(state.name, state.settings)
 
 
+def own_connection(inquiry: Inquiry, name: str) -> ConnectionState:
+    """The connection of this name, for an admin who looks after it."""
+    inquiry.require_admin()
+    state = inquiry.connection(name)
+    if not looks_after(inquiry.principal, state):
+        words = f"{name} is for everybody: admins of no organization look after it"
+        raise Refused("access_denied", words, "Ask one of them.")
+    return state
+
+
 @own_tool("admin", "Refresh tools", reads=False)
 async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Json:
     """Reads the definition of one connection, or of all, again and reports what changed."""
     inquiry.require_admin()
     gateway, principal, since = inquiry.gateway, inquiry.principal, time.monotonic()
     if connection:
-        names = [inquiry.connection(connection).name]
+        names = [own_connection(inquiry, connection).name]
     else:
         await gateway.catalog.list_group(on_demand=True)
         states = gateway.snapshot.connections.values()
-        names = [state.name for state in states if may_know(principal, state)]
+        names = [state.name for state in states if looks_after(principal, state)]
     reports = await gateway.catalog.refresh(names, by=principal.name, on_demand=True, since=since)
     if not connection and (problem := gateway.catalog.group_problem):
         reports.append(Report(LISTING, "failing", error=problem.message))
@@ -248,8 +259,7 @@ async def put(
 @own_tool("admin", "Delete a connection", reads=False, destructive=True)
 async def delete_connection(inquiry: Inquiry, name: Name, *, expected: int | None = None) -> Json:
     """Removes a connection that was added at run time, and its tools."""
-    inquiry.require_admin()
-    name, by = inquiry.connection(name).name, inquiry.principal.name
+    name, by = own_connection(inquiry, name).name, inquiry.principal.name
     revision = await inquiry.gateway.catalog.delete(name, by=by, expected=expected)
     return {"name": name, "deleted": True, "revision": revision}
 

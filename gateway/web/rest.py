@@ -41,6 +41,7 @@ from gateway.errors import (
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, ViewAddress, json_bytes, read_json
+from gateway.policy.access import RAW_REQUESTS
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, revoke_client_grants
@@ -419,19 +420,29 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Json:
         raise NotFound("invalid_arguments", "there is no such change")
     if change.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {change.status} already")
+    own_tools.own_connection(inquiry, change.connection)
     status, by = CHANGE_DECISIONS[decision], inquiry.principal.name
     return display.change_row(await inquiry.gateway.catalog.decide_change(change, status, by=by))
 
 
 async def get_permissions(inquiry: Inquiry) -> Json:
+    """The permissions as written; only admins of no organization see the rules for tools that do
+    not exist for them."""
     snapshot = inquiry.gateway.snapshot
     source = "config.toml" if snapshot.stored_permissions is None else "stored"
-    return snapshot.written_permissions.model_dump(mode="json") | {"source": source}
+    values: Json = snapshot.written_permissions.model_dump(mode="json")
+    if inquiry.oversight() is not None:
+        tools = (tool for state in inquiry.connections() for tool in state.tools)
+        names = {RAW_REQUESTS, *(name for tool in tools for name in snapshot.names_of(tool))}
+        values["tools"] = {name: rule for name, rule in values["tools"].items() if name in names}
+        auto = values["auto_approve"]
+        auto["tools"] = [name for name in auto["tools"] if name in names]
+    return values | {"source": source}
 
 
 async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Json:
     """The permissions of config.toml with these values in their place."""
-    inquiry.require_admin()
+    rights.require_admin_of(inquiry, "permission")
     values = dict(_object(posted))
     values.pop("source", None)  # the answer of a GET may be put again
     permissions = parse_permissions(inquiry.snapshot.settings.permissions, values)
@@ -441,7 +452,7 @@ async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Json:
 
 async def delete_permissions(inquiry: Inquiry) -> Json:
     """The permissions of config.toml again."""
-    inquiry.require_admin()
+    rights.require_admin_of(inquiry, "permission")
     await inquiry.gateway.catalog.rights.put_permissions(None, by=inquiry.principal.name)
     return await get_permissions(inquiry)
 

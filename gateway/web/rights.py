@@ -57,7 +57,7 @@ def put_access(snapshot: Snapshot) -> PutAccess:
 
 def list_rights(inquiry: Inquiry, kind: RightKind) -> list[Json]:
     """All rights of a kind that the caller may see, by name."""
-    _require_admin_of(inquiry, kind)
+    require_admin_of(inquiry, kind)
     put = put_access(inquiry.snapshot)
     names = {*_configured_names(put.configured, kind)}
     names |= {row.name for row in put.rows if row.kind == kind}
@@ -67,7 +67,7 @@ def list_rights(inquiry: Inquiry, kind: RightKind) -> list[Json]:
 
 def get_right(inquiry: Inquiry, kind: RightKind, name: str) -> Json:
     """One right, if the caller may see it."""
-    _require_admin_of(inquiry, kind)
+    require_admin_of(inquiry, kind)
     put, key = put_access(inquiry.snapshot), (kind, name)
     if is_configured(put.configured, key) or _row(put, key) is not None:
         item = _item(put, key)
@@ -76,7 +76,8 @@ def get_right(inquiry: Inquiry, kind: RightKind, name: str) -> Json:
     raise NotFound("invalid_arguments", f"there is no {kind} {name!r}")
 
 
-def _require_admin_of(inquiry: Inquiry, kind: RightKind) -> None:
+def require_admin_of(inquiry: Inquiry, kind: str) -> None:
+    """Refuses callers who are not admins, and for all but principals those of an organization."""
     inquiry.require_admin()
     if kind != "principal" and inquiry.principal.organization is not None:
         words = f"{kind}s are for admins of no organization"
@@ -139,7 +140,7 @@ def _config_values(settings: Settings, key: Key) -> Json:
 
 def make_plan(inquiry: Inquiry, kind: RightKind, name: str, values: Json | None) -> PlannedChange:
     """The plan to put these values; None: to delete those that were put."""
-    _require_admin_of(inquiry, kind)
+    require_admin_of(inquiry, kind)
     put, key, admin = put_access(inquiry.snapshot), (kind, name), inquiry.principal
     if is_configured(put.configured, key) and (values is not None or _row(put, key) is None):
         _refuse_configured(inquiry, kind, name)

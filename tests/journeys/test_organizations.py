@@ -16,7 +16,7 @@ from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import values
 from gateway.store.tables import ClientGrant
-from tests.callers import Api, api
+from tests.callers import Api, api, client
 from tests.configs import LOCAL, principal, table, token_of
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import visitor
@@ -352,3 +352,140 @@ async def test_admins_see_and_end_the_sign_ins_of_their_own_people_whatever_the_
         _, own = await bot("GET", "/credentials")
         still = {each["connection"] for each in own["credentials"] if each["signed_in"]}
         assert still == {"all"}
+
+
+PEOPLE = principal("bot", organization="acme") + principal("rob", organization="globex")
+NAMES = ("root", "ann", "gus", "bot", "rob")
+
+
+async def test_permissions_are_for_admins_of_no_organization(make_gateway: GatewayMaker) -> None:
+    rules = {"shop_get": "blocked", "all_get": "confirm", "gone": "blocked", "proxy": "confirm"}
+    auto = {"enabled": True, "tools": ["shop_get", "all_get"]}
+    async with provider() as peer, AsyncExitStack() as stack:
+        peer.document = openapi({"/orders": {"get": operation(operationId="get")}})
+        shops = peer.table(organization="acme") + peer.table("all")
+        written = table("permissions", tools=rules, auto_approve=auto)
+        gateway = await make_gateway(f"{ADMINS}{PEOPLE}{LOCAL}{written}{shops}")
+        asks = [await stack.enter_async_context(api(gateway.url, name)) for name in NAMES]
+        everything = {"tools": {"shop_get": "allowed"}, "level": "full_access"}
+        for method, body in (("PUT", everything), ("DELETE", None)):
+            refused = [await ask(method, "/permissions", body) for ask in asks[1:]]
+            assert {(status, answer["error"]["code"]) for status, answer in refused} == {
+                (403, "access_denied")
+            }
+        seen = [(await ask("GET", "/permissions"))[1] for ask in asks]
+        shown = [(set(each["tools"]), each["auto_approve"]["tools"]) for each in seen]
+        of_acme = ({"shop_get", "all_get", "proxy"}, ["shop_get", "all_get"])
+        of_globex = ({"all_get", "proxy"}, ["all_get"])
+        assert shown == [({*rules}, auto["tools"]), of_acme, of_globex, of_acme, of_globex]
+        gus = await stack.enter_async_context(visitor(gateway))
+        await gus.sign_in(token_of("gus"))
+        page = (await gus.get("/console/access")).text
+        assert "all_get" in page and "shop_get" not in page
+        assert (await gus.post("/console/permissions", level="full_access")).status_code == 403
+        rule = {"tool": "shop_get", "rule": "allowed"}
+        assert (await gus.post("/console/permissions/tools", **rule)).status_code == 403
+        assert (await asks[0]("GET", "/permissions"))[1] == seen[0]
+        assert (await asks[0]("PUT", "/permissions", everything))[0] == 200
+
+
+async def test_what_is_for_everybody_is_for_admins_of_no_organization_to_change(
+    gateway: Running, admins: list[Api]
+) -> None:
+    root, _, gus = admins
+    async with provider() as peer, visitor(gateway) as person:
+        shop = Moving("put", peer, gateway)
+        await shop.give(root, root, on_change="hold_all")
+        assert (await shop.change(root))["held"] == ["shop_get"]
+        [(id, _)] = await changes_of(gus)
+        paths = [f"/changes/{id}/accept", f"/changes/{id}/reject", "/connections/shop/refresh"]
+        asked = [("POST", path) for path in paths] + [("DELETE", "/connections/shop")]
+        refused = [await gus(*each) for each in asked]
+        assert [(s, each["error"]["code"]) for s, each in refused] == [(403, "access_denied")] * 4
+        async with client(gateway.url, "gus") as mcp:
+            for tool, values in (("delete_connection", "name"), ("refresh_tools", "connection")):
+                answer = await mcp.call_tool(tool, {values: "shop"})
+                assert answer.is_error and "for everybody" in str(answer.content)
+        await person.sign_in(token_of("gus"))
+        page = "/console/connections/shop"
+        for action in (f"{page}/refresh", f"{page}/delete", f"/console/changes/{id}"):
+            assert (await person.post(action, decision="accept")).status_code == 403
+        assert (await person.get(f"{page}/edit")).status_code == 403
+        shown = (await person.get(page)).text
+        assert "shop" in shown and "/delete" not in shown and "/refresh" not in shown
+        assert await changes_of(root) == [(id, "held")]
+        status, found = await gus("GET", "/connections/shop")
+        assert status == 200 and "settings" not in found
+        assert "settings" in (await root("GET", "/connections/shop"))[1]
+        assert (await root("POST", f"/changes/{id}/accept"))[0] == 200
+        assert (await root("DELETE", "/connections/shop"))[0] == 200
+
+
+async def test_calls_of_what_is_for_everybody_are_seen_by_admins_of_their_callers(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with provider() as peer, AsyncExitStack() as stack:
+        peer.document = openapi({"/orders": {"post": operation(operationId="order")}})
+        gateway = await make_gateway(f"{ADMINS}{PEOPLE}{LOCAL}{peer.table(base_url=peer.url)}")
+        asks = [await stack.enter_async_context(api(gateway.url, name)) for name in NAMES]
+        root, ann, gus, bot, rob = asks
+        calls = [(await ask.call("shop_order"))[1]["execution_id"] for ask in (root, bot, rob)]
+        waiting = {each["principal"]: each["id"] for each in await root.pending(3)}
+
+        async def seen(path: str) -> list[list[str]]:
+            key, rows = path.replace("-", "_"), []
+            for ask in (root, ann, gus):
+                found = (await ask("GET", f"/{path}"))[1][key]
+                rows.append(sorted(each["principal"] for each in found))
+            return rows
+
+        everybody = ["bot", "rob", "root"]
+        assert await seen("approvals") == await seen("executions") == [everybody, ["bot"], ["rob"]]
+        for admin, whose, call in ((gus, "bot", calls[1]), (ann, "root", calls[0])):
+            assert (await admin("GET", f"/executions/{call}"))[0] == 404
+            assert (await admin("DELETE", f"/executions/{call}"))[0] == 404
+            for decision in ("approve", "deny", "always_allow"):
+                assert (await admin.decide(decision, waiting[whose]))[0] == 404
+        person = await stack.enter_async_context(visitor(gateway))
+        await person.sign_in(token_of("gus"))
+        cards = (await person.get("/console/approvals")).text
+        assert waiting["rob"] in cards and waiting["bot"] not in cards
+        for admin, whose in ((ann, "bot"), (gus, "rob"), (root, "root")):
+            assert (await admin.decide("always_allow", waiting[whose]))[0] == 200
+        grants = {"standing-grants": [everybody, ["bot"], ["rob"]]}
+        assert {path: await seen(path) for path in grants} == grants
+        # What a gateway recorded that did not note callers' organizations could be anybody's.
+        for call in calls:
+            await root.execution(call, "completed")
+        unsaid = update(tables.executions).values(organization=None)
+        await gateway.app.gateway.db.write(lambda tx: tx.execute(unsaid).rowcount)
+        assert await seen("executions") == [everybody, [], []]
+        assert (await gus("GET", f"/executions/{calls[1]}"))[0] == 404
+        assert (await bot("GET", f"/executions/{calls[1]}"))[0] == 200
+
+
+async def test_files_of_the_machine_are_for_admins_of_no_organization(
+    gateway: Running, admins: list[Api], tmp_path: Path
+) -> None:
+    root, _, gus = admins
+    document = json.dumps(openapi({"/orders": {"get": operation(operationId="get")}}))
+    there = tmp_path / "secret.json"
+    there.write_text(document, encoding="utf-8")
+    shop = {"kind": "openapi", "base_url": "http://127.0.0.1:9"}
+    answers = set()
+    for source in (
+        {"spec": str(there)},
+        {"spec": f"{tmp_path}/none.json"},
+        {"kind": "manifest", "manifest": f"{tmp_path}/none.toml"},
+        {"spec": document, "tls": {"ca_file": str(there)}},
+        {"spec": document, "tls": {"cert_file": f"{tmp_path}/none.pem"}},
+    ):
+        values = {**shop, **source} if "kind" not in source else source
+        for method, path in (("POST", "/connections/preview"), ("PUT", "/connections/own")):
+            status, answer = await gus(method, path, values)
+            answers.add((status, answer["error"]["code"], answer["error"]["message"]))
+    words = "an organization's admin may not name files of the gateway's machine"
+    assert answers == {(403, "access_denied", words)}
+    assert (await gus("PUT", "/connections/own", {**shop, "spec": document}))[0] == 200
+    assert (await root("POST", "/connections/preview", {**shop, "spec": str(there)}))[0] == 200
+    assert (await root("PUT", "/connections/shop", {**shop, "spec": str(there)}))[0] == 200

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from mcp_types import ElicitResult
 
+from tests.callers import api
 from tests.oauth.people import form_of
 from tests.peers import soon
-from tests.sign_in.conftest import House, mcp_client, signed_in_at
+from tests.sign_in.conftest import House, Visitor, mcp_client, signed_in_at
 
 ERAS = ["legacy", "2026-07-28"]
 
@@ -113,6 +114,34 @@ async def test_an_admin_signs_in_for_everybody(house: House) -> None:
     for name in ("ann", "bob"):
         found = await house.api(name).call("notes_get_notes", id="1")
         assert found["output"]["who"] == "root"
+
+
+async def test_an_admin_with_an_organization_does_not_sign_in_for_everybody(house: House) -> None:
+    shared = signed_in_at(house.peer, per="connection")
+    await house.put(**shared)
+    root = house.api("root")
+    gus = {"admin": True, "organization": "globex", "new_token": True}
+    token = (await root("PUT", "/principals/gus", gus))["token"]
+    async with api(house.url) as ask:
+        ask.http.headers["authorization"] = f"Bearer {token}"
+        _, refused = await ask.call("notes_get_notes", id="1")
+        visitor = Visitor(house.url, token)
+        async with visitor.http:
+            page = await visitor.sign_in(refused["error"]["sign_in_url"])
+        assert page.status_code == 403 and "Only an admin of the connection" in page.text
+        await house.sign_in("root")
+        for method, path in (
+            ("POST", "/credentials/notes/sign-in"),
+            ("DELETE", "/credentials/notes"),
+        ):
+            assert (await ask(method, path))[0] == 403
+        assert (await ask("DELETE", "/sign-ins/notes"))[0] == 404
+        listed = [(await ask("GET", path))[1] for path in ("/credentials", "/sign-ins")]
+        assert listed == [{"credentials": []}, {"sign_ins": []}]
+        assert (await house.api("bob").call("notes_get_notes", id="1"))["output"]["who"] == "root"
+        await house.put(**shared, organization="globex")
+        assert (await ask("POST", "/credentials/notes/sign-in"))[0] == 200
+    await root("DELETE", "/principals/gus")
 
 
 @pytest.mark.parametrize(
