@@ -29,7 +29,7 @@ from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, STEP_BYTES, STORE_ROWS,
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.naming import listed_tokens
 from gateway.plain import in_form, plain_input
-from gateway.policy.access import level, looks_after
+from gateway.policy.access import level, looks_after, may_know
 from gateway.store import ledger
 from gateway.store.tables import ExecutionStatus
 from gateway.web import display
@@ -218,11 +218,11 @@ async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Json:
     inquiry.require_admin()
     gateway, principal, since = inquiry.gateway, inquiry.principal, time.monotonic()
     if connection:
-        names = [own_connection(inquiry, connection).name]
+        names = [inquiry.connection(connection).name]
     else:
         await gateway.catalog.list_group(on_demand=True)
         states = gateway.snapshot.connections.values()
-        names = [state.name for state in states if looks_after(principal, state)]
+        names = [state.name for state in states if may_know(principal, state)]
     reports = await gateway.catalog.refresh(names, by=principal.name, on_demand=True, since=since)
     if not connection and (problem := gateway.catalog.group_problem):
         reports.append(Report(LISTING, "failing", error=problem.message))
