@@ -209,13 +209,13 @@ class PatientProtocol(HttpToolsProtocol):
     uvicorn waits for ever for both. Here a connection that was opened, or has begun a request, has
     `seconds` to complete its head, and a client that stopped reading has `seconds` to go on. Bodies
     have a deadline where they are read; the rest of a request that was answered before it was
-    complete has one here. An offer to change to another protocol is ignored. A head has to fit two
-    readings of the connection, and so has all else of a request that is no body.
+    complete has one here. An offer to change to another protocol is ignored. Of a head, STEP_BYTES
+    may follow its first reading, and as many of what is no body may follow a piece of a body.
     """
 
     seconds: float
     _in_head = False
-    _head_bytes = 0  # of readings since a request began or its body went on
+    _head_bytes = 0  # of the readings after the one in which a request began, or its body went on
 
     def connection_made(self, transport: Any) -> None:
         joined: Any = JoinedWrites(self.loop, transport)
